@@ -10,9 +10,9 @@
 
 namespace ringfill {
 
-// out[i] = x[i] * weight[i] / sqrt(mean(x^2) + epsilon), for each of `rows` rows of `n`. The mean is
-// summed in double or pairwise. `out` is in `out_type`.
-// Source: Zhang and Sennrich, "Root Mean Square Layer Normalization" (2019).
+// out[i] = x[i] * weight[i] / sqrt(mean(x^2) + epsilon), for each of `rows` rows of `n`. The mean
+// is summed in double or pairwise. `out` is in `out_type`. Source: Zhang and Sennrich, "Root Mean
+// Square Layer Normalization" (2019).
 void RmsNorm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t n,
              DType out_type, void* out);
 
@@ -38,7 +38,7 @@ class Rope {
  public:
   struct Options {
     int head_dim = 0;
-    int rope_dims = 0;            // leading dims that turn, even, <= head_dim
+    int rope_dims = 0;  // leading dims that turn, even, <= head_dim
     double base = 10000.0;
     double position_scale = 1.0;  // 1 / linear scaling factor
     std::vector<float> factors;   // empty, or rope_dims / 2 divisors (rope_freqs)

@@ -3,9 +3,9 @@
 //
 // Weights are packed once into oneDNN's own blocked order (PackedWeight), shared by all threads.
 // Each thread owns a MatrixProducts, which caches primitives and their scratchpads; every product
-// runs on the calling thread alone (one OpenMP thread), because the engine's own threads split rows.
-// Rows go in tiles of fixed sizes, so that a row's bits do not depend on how many rows came with it
-// and the number of primitives stays bounded.
+// runs on the calling thread alone (one OpenMP thread), because the engine's own threads split
+// rows. Rows go in tiles of fixed sizes, so that a row's bits do not depend on how many rows came
+// with it and the number of primitives stays bounded.
 #pragma once
 
 #include <cstddef>

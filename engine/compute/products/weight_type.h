@@ -21,9 +21,9 @@ enum class WeightType { kF32, kF16, kBF16, kQ4_0, kQ4_1, kQ8_0 };
 
 struct WeightTypeInfo {
   WeightType type;
-  std::string_view name;     // as people write it: "Q4_1"
-  uint32_t gguf_id;          // ggml_type number in a GGUF file
-  int block_weights;         // weights a block
+  std::string_view name;  // as people write it: "Q4_1"
+  uint32_t gguf_id;       // ggml_type number in a GGUF file
+  int block_weights;      // weights a block
   size_t block_bytes;
   bool needs_quantized_dot;  // false for plain float types
 };

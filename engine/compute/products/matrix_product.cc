@@ -1,0 +1,201 @@
+#include "engine/compute/products/matrix_product.h"
+
+#include <map>
+#include <tuple>
+#include <unordered_map>
+
+#include "base/aligned_buffer.h"
+#include "base/check.h"
+#include "engine/compute/products/elementwise.h"
+#include "oneapi/dnnl/dnnl.hpp"
+
+// oneDNN here uses OpenMP. Only this one call is needed, and the compiler's own OpenMP header may
+// belong to another runtime than the library's.
+extern "C" {
+void omp_set_num_threads(int);
+int omp_get_max_threads(void);
+}
+
+namespace ringfill {
+namespace {
+
+using dnnl::memory;
+
+// oneDNN reads the calling thread's OpenMP team size both when it creates and when it runs a
+// primitive. One thread means that no team ever starts.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) {
+    if (before_ != 1) omp_set_num_threads(1);
+  }
+  ~OneThread() {
+    if (before_ != 1) omp_set_num_threads(before_);
+  }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  int before_;
+};
+
+// Without AVX-512 bf16 oneDNN refuses bf16 or crawls: products then widen to float32.
+bool HasBf16Products() {
+  const auto isa = static_cast<unsigned>(dnnl::get_effective_cpu_isa());
+  const auto bf16 = static_cast<unsigned>(dnnl::cpu_isa::avx512_core_bf16);
+  return (isa & bf16) == bf16;
+}
+
+memory::data_type DnnlType(DType type) {
+  return type == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
+}
+
+memory::desc Rows(int64_t rows, int64_t cols, DType type) {
+  return memory::desc({rows, cols}, DnnlType(type), memory::format_tag::ab);
+}
+
+// The scratchpad is the caller's, so that primitives shared through oneDNN's cache share no memory.
+dnnl::matmul::primitive_desc Describe(const dnnl::engine& engine, const memory::desc& x,
+                                      const memory::desc& w, const memory::desc& y) {
+  dnnl::primitive_attr attr;
+  attr.set_scratchpad_mode(dnnl::scratchpad_mode::user);
+  return dnnl::matmul::primitive_desc(dnnl::matmul::desc(x, w, y), attr, engine);
+}
+
+}  // namespace
+
+struct PackedFormat::Impl {
+  dnnl::engine engine;
+  DType product_type;    // what products run in
+  memory::desc weights;  // [k, n], blocked
+};
+
+int64_t ProductRowTile(int64_t rows) {
+  RF_CHECK(1 <= rows && rows <= kMaxProductRows);
+  return rows <= 16 ? 16 : rows <= 64 ? 64 : 256;
+}
+
+PackedFormat::PackedFormat(DType dtype, int64_t n, int64_t k) : dtype_(dtype), n_(n), k_(k) {
+  RF_CHECK(n > 0 && k > 0);
+  const OneThread one_thread;
+  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
+  const DType type = HasBf16Products() ? dtype : DType::kF32;
+  const memory::desc any({k, n}, DnnlType(type), memory::format_tag::any);
+  const auto description =
+      Describe(engine, Rows(kMaxProductRows, k, type), any, Rows(kMaxProductRows, n, DType::kF32));
+  impl_ = std::make_shared<const Impl>(Impl{engine, type, description.weights_desc()});
+}
+
+size_t PackedFormat::bytes() const { return impl_->weights.get_size(); }
+
+struct MatrixProducts::Impl {
+  struct Product {
+    dnnl::matmul primitive;
+    memory x, w, y, scratchpad;
+  };
+  // dtype of the products, n, k, tile, type of y.
+  using Key = std::tuple<DType, int64_t, int64_t, int64_t, DType>;
+
+  Impl() : engine(dnnl::engine::kind::cpu, 0), stream(engine) {}
+
+  Product& Find(const PackedFormat& format, int64_t tile, DType y_type);
+  void* Grow(AlignedBuffer& buffer, size_t bytes) {
+    if (buffer.size() < bytes) buffer = AlignedBuffer(bytes);
+    return buffer.data();
+  }
+
+  dnnl::engine engine;
+  dnnl::stream stream;
+  std::map<Key, Product> products;
+  AlignedBuffer scratchpad;
+  AlignedBuffer expanded;  // a weight, dense, before it is packed
+  AlignedBuffer wide_x;    // x widened to float32, where products run in float32
+  AlignedBuffer wide_y;
+};
+
+MatrixProducts::Impl::Product& MatrixProducts::Impl::Find(const PackedFormat& format, int64_t tile,
+                                                          DType y_type) {
+  const DType type = format.impl().product_type;
+  const auto [it, added] = products.try_emplace({type, format.n(), format.k(), tile, y_type});
+  if (added) {
+    const auto description = Describe(engine, Rows(tile, format.k(), type), format.impl().weights,
+                                      Rows(tile, format.n(), y_type));
+    it->second = {dnnl::matmul(description), memory(description.src_desc(), engine, nullptr),
+                  memory(description.weights_desc(), engine, nullptr),
+                  memory(description.dst_desc(), engine, nullptr),
+                  memory(description.scratchpad_desc(), engine, nullptr)};
+  }
+  return it->second;
+}
+
+MatrixProducts::MatrixProducts() : impl_(std::make_unique<Impl>()) {}
+MatrixProducts::~MatrixProducts() = default;
+MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
+
+void MatrixProducts::Pack(const WeightMatrix& w, int64_t row_begin, const PackedFormat& format,
+                          std::byte* packed) {
+  RF_CHECK(format.k() == w.cols && 0 <= row_begin && row_begin + format.n() <= w.rows);
+  const OneThread one_thread;
+  const int64_t n = format.n(), k = format.k();
+  const DType type = format.impl().product_type;
+  void* expanded = impl_->Grow(impl_->expanded, static_cast<size_t>(n * k) * DTypeBytes(type));
+  for (int64_t r = 0; r < n; ++r) {
+    if (type == DType::kF32) {
+      DequantizeRow(w.type, w.Row(row_begin + r), k, static_cast<float*>(expanded) + r * k);
+    } else {
+      DequantizeRow(w.type, w.Row(row_begin + r), k, static_cast<Bf16*>(expanded) + r * k);
+    }
+  }
+  memory from(memory::desc({k, n}, DnnlType(type), memory::dims{1, k}), impl_->engine, expanded);
+  memory to(format.impl().weights, impl_->engine, packed);
+  dnnl::reorder(from, to).execute(impl_->stream, from, to);
+}
+
+void MatrixProducts::Run(const PackedFormat& format, const std::byte* packed, const void* x,
+                         int64_t rows, DType y_type, void* y) {
+  const OneThread one_thread;
+  const int64_t tile = ProductRowTile(rows);
+  const DType type = format.impl().product_type;
+  // A float32 product writes float32 only.
+  const DType product_y = type == DType::kF32 ? DType::kF32 : y_type;
+  Impl::Product& product = impl_->Find(format, tile, product_y);
+
+  if (type != format.dtype()) {
+    const auto* narrow = static_cast<const Bf16*>(x);
+    const int64_t count = tile * format.k();
+    auto* wide =
+        static_cast<float*>(impl_->Grow(impl_->wide_x, static_cast<size_t>(count) * sizeof(float)));
+    for (int64_t i = 0; i < count; ++i) wide[i] = ToFloat(narrow[i]);
+    x = wide;
+  }
+  const int64_t y_count = tile * format.n();
+  void* product_out = y;
+  if (product_y != y_type) {
+    product_out = impl_->Grow(impl_->wide_y, static_cast<size_t>(y_count) * sizeof(float));
+  }
+
+  product.x.set_data_handle(const_cast<void*>(x));
+  product.w.set_data_handle(const_cast<std::byte*>(packed));
+  product.y.set_data_handle(product_out);
+  product.scratchpad.set_data_handle(
+      impl_->Grow(impl_->scratchpad, product.scratchpad.get_desc().get_size()));
+  product.primitive.execute(impl_->stream, {{DNNL_ARG_SRC, product.x},
+                                            {DNNL_ARG_WEIGHTS, product.w},
+                                            {DNNL_ARG_DST, product.y},
+                                            {DNNL_ARG_SCRATCHPAD, product.scratchpad}});
+  if (product_y != y_type) {
+    ConvertFloats(static_cast<const float*>(product_out), y_count, y_type, y);
+  }
+}
+
+void MatrixProductReference(const float* x, const float* w, int64_t rows, int64_t n, int64_t k,
+                            float* y) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < n; ++c) {
+      double sum = 0;
+      for (int64_t i = 0; i < k; ++i) sum += static_cast<double>(x[r * k + i]) * w[c * k + i];
+      y[r * n + c] = static_cast<float>(sum);
+    }
+  }
+}
+
+}  // namespace ringfill
