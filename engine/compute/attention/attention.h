@@ -7,10 +7,10 @@
 #include <memory>
 #include <string_view>
 
-#include "engine/compute/cpu_isa.h"
-#include "engine/compute/dtype.h"
 #include "engine/compute/attention/kv_layout.h"
 #include "engine/compute/attention/softmax_state.h"
+#include "engine/compute/cpu_isa.h"
+#include "engine/compute/dtype.h"
 
 namespace ringfill {
 
@@ -36,11 +36,16 @@ struct AttentionTile {
   int group;
   KvBlocks kv;
   // [tokens] visible KV prefix length of each query token, in tokens of this run of pages,
-  // non-decreasing, >= 0. Keys at or past it are masked; blocks that no token sees are not computed.
+  // non-decreasing, >= 0. Keys at or past it are masked; blocks that no token sees are not
+  // computed.
   const int64_t* visible;
   // In and out: the tile's states, merged with what is seen here. Rows as above.
   SoftmaxRows state;
 };
+
+// The (row, key) products that a tile costs when every token computes exactly the pages of which it
+// sees at least one key: what "masked blocks cost nothing" allows.
+int64_t AttentionWork(const AttentionTile& tile, int page_tokens);
 
 // Immutable after construction, safe to share between threads; each thread brings its own scratch.
 class AttentionKernel {

@@ -1,11 +1,12 @@
-// The element order inside one (page, layer, KV head) block of K or V: what kernels read, rings carry
-// and files keep. It is part of the KV type.
+// The element order inside one (page, layer, KV head) block of K or V: what kernels read, rings
+// carry and files keep. It is part of the KV type.
 //
 //   f32   K [head_dim][page_tokens]          V [page_tokens][head_dim]
 //   bf16  K [head_dim/2][page_tokens][2]     V [page_tokens/2][head_dim][2]
 //
-// K is transposed so that a vector's lanes are KV positions in the score product; the bf16 pairs are
-// what the AVX-512 bf16 dot instruction consumes. page_tokens is a multiple of 16, head_dim of 2.
+// K is transposed so that a vector's lanes are KV positions in the score product; the bf16 pairs
+// are what the AVX-512 bf16 dot instruction consumes. page_tokens is a multiple of 16, head_dim
+// of 2.
 #pragma once
 
 #include <cstddef>

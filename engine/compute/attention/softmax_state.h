@@ -48,13 +48,13 @@ inline void ClearSoftmax(const SoftmaxRows& state, int rows, int head_dim) {
   for (ptrdiff_t i = 0; i < static_cast<ptrdiff_t>(rows) * head_dim; ++i) state.acc[i] = 0.0f;
 }
 
-// Merges `from` into `into`. Either may be empty.
+// Merges `from` into `into`. Either may be empty. A state is empty when its sum is 0, so that a sum
+// of NaN (whatever became of its maximum) reaches the result instead of passing for an empty state.
 inline void MergeSoftmax(const SoftmaxRow& from, const SoftmaxRow& into, int head_dim) {
-  constexpr float kEmpty = -std::numeric_limits<float>::infinity();
-  if (*from.max == kEmpty) return;
+  if (*from.sum == 0.0f) return;
   const float max = std::fmax(*from.max, *into.max);
   const float scale_from = std::exp2(*from.max - max);
-  const float scale_into = *into.max == kEmpty ? 0.0f : std::exp2(*into.max - max);
+  const float scale_into = *into.sum == 0.0f ? 0.0f : std::exp2(*into.max - max);
   *into.max = max;
   *into.sum = *into.sum * scale_into + *from.sum * scale_from;
   for (int d = 0; d < head_dim; ++d) {
@@ -70,7 +70,7 @@ inline float LogSumExp(const SoftmaxRow& row) {
 
 // out[d] = acc[d] / sum; zeros when empty.
 inline void NormalizeSoftmax(const SoftmaxRow& row, float* out, int head_dim) {
-  const float inverse = *row.sum > 0.0f ? 1.0f / *row.sum : 0.0f;
+  const float inverse = *row.sum == 0.0f ? 0.0f : 1.0f / *row.sum;
   for (int d = 0; d < head_dim; ++d) out[d] = row.acc[d] * inverse;
 }
 
