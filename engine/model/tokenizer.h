@@ -26,17 +26,30 @@ struct TokenizeOptions {
   bool parse_special = false;
 };
 
+struct TextPiece {
+  std::string_view text;
+  bool parse_special = false;
+};
+
 // Immutable after loading; thread-safe.
 class Tokenizer {
  public:
+  static constexpr size_t kMaxTextBytes = size_t{1} << 30;
+
   // INVALID_ARGUMENT naming the file and key; unknown models and pre-tokenizers are refused with
   // the supported ones listed.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> FromGguf(const GgufFile& file);
   ~Tokenizer();
 
-  // Any bytes are accepted: invalid UTF-8 is tokenized byte by byte. No BOS or EOS is added.
+  // Any bytes are accepted: invalid UTF-8 is tokenized byte by byte. No BOS or EOS is added. Bytes
+  // for which the vocabulary has no token (SmolLM2 lacks some control characters, and bytes that
+  // never occur in UTF-8) are left out. INVALID_ARGUMENT past kMaxTextBytes.
   absl::StatusOr<std::vector<TokenId>> Encode(std::string_view text,
                                               const TokenizeOptions& options) const;
+  // A text in pieces, special tokens recognised within the pieces that ask for them. The ids are
+  // those of the joined text (words may cross from piece to piece), but no special token is ever
+  // seen in, or across the edge of, a piece that does not ask.
+  absl::StatusOr<std::vector<TokenId>> EncodePieces(std::span<const TextPiece> pieces) const;
 
   // The bytes that a token stands for (special tokens: their text). Empty for ids that the
   // vocabulary leaves unused. REQUIRES: 0 <= id < vocab_size().
