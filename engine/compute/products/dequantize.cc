@@ -3,7 +3,45 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "engine/compute/products/highway_dispatch.h"
 
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "engine/compute/products/dequantize.cc"
+#include "hwy/foreach_target.h"
+// After foreach_target.h.
+#include "engine/compute/products/decode-inl.h"
+#include "hwy/highway.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace ringfill {
+namespace HWY_NAMESPACE {
+#if HWY_CAP_GE256
+
+template <typename Out>
+void DequantizeAs(WeightType type, const std::byte* row, int64_t n, Out* out) {
+  const auto* p = reinterpret_cast<const uint8_t*>(row);
+  switch (type) {
+    case WeightType::kF32:
+      return DecodeRow<WeightType::kF32>(p, n, out);
+    case WeightType::kF16:
+      return DecodeRow<WeightType::kF16>(p, n, out);
+    case WeightType::kBF16:
+      return DecodeRow<WeightType::kBF16>(p, n, out);
+    case WeightType::kQ4_0:
+      return DecodeRow<WeightType::kQ4_0>(p, n, out);
+    case WeightType::kQ4_1:
+      return DecodeRow<WeightType::kQ4_1>(p, n, out);
+    case WeightType::kQ8_0:
+      return DecodeRow<WeightType::kQ8_0>(p, n, out);
+  }
+}
+
+#endif  // HWY_CAP_GE256
+}  // namespace HWY_NAMESPACE
+}  // namespace ringfill
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
 namespace ringfill {
 namespace {
 
@@ -57,11 +95,11 @@ void DequantizePlain(WeightType type, const std::byte* row, int64_t n, Out* out)
 
 }  // namespace
 
-void DequantizeRowOn(CpuIsa, WeightType type, const std::byte* row, int64_t n, float* out) {
-  DequantizePlain(type, row, n, out);
+void DequantizeRowOn(CpuIsa isa, WeightType type, const std::byte* row, int64_t n, float* out) {
+  RF_KERNEL(isa, DequantizeAs<float>, DequantizePlain<float>)(type, row, n, out);
 }
-void DequantizeRowOn(CpuIsa, WeightType type, const std::byte* row, int64_t n, Bf16* out) {
-  DequantizePlain(type, row, n, out);
+void DequantizeRowOn(CpuIsa isa, WeightType type, const std::byte* row, int64_t n, Bf16* out) {
+  RF_KERNEL(isa, DequantizeAs<Bf16>, DequantizePlain<Bf16>)(type, row, n, out);
 }
 
 void DequantizeRow(WeightType type, const std::byte* row, int64_t n, float* out) {
@@ -72,3 +110,4 @@ void DequantizeRow(WeightType type, const std::byte* row, int64_t n, Bf16* out) 
 }
 
 }  // namespace ringfill
+#endif  // HWY_ONCE
