@@ -7,9 +7,9 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <thread>
 
-#include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "engine/request/event.h"
 
 namespace ringfill {
@@ -25,7 +25,7 @@ class Outbox {
   // Consumer. Next event, or nothing: then on_ready will run when there is one.
   std::optional<Event> TryPop();
   // Consumer is gone: asks the engine to cancel; later pushes are dropped and on_ready is not
-  // called again.
+  // called again. Waits for an on_ready that runs on another thread; may be called from on_ready.
   void Close();
 
   // Producer. Accepted, Done and Failed are always taken; a Progress that was not popped yet is
@@ -36,12 +36,18 @@ class Outbox {
   bool closed() const { return closed_.load(std::memory_order_acquire); }
 
  private:
+  // Puts the event into the queue; true when the consumer waits for it.
+  bool Enqueue(Event event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const size_t capacity_;
-  mutable absl::Mutex mutex_;
+  const std::function<void()> on_ready_;
+  mutable Mutex mutex_;
   std::deque<Event> events_ ABSL_GUARDED_BY(mutex_);
+  size_t tokens_ ABSL_GUARDED_BY(mutex_) = 0;  // token events among them
   bool consumer_waits_ ABSL_GUARDED_BY(mutex_) = true;
-  absl::Mutex callback_mutex_ ABSL_ACQUIRED_BEFORE(mutex_);
-  std::function<void()> on_ready_ ABSL_GUARDED_BY(callback_mutex_);
+  // The thread that runs on_ready, none when it does not run.
+  std::thread::id callback_thread_ ABSL_GUARDED_BY(mutex_);
+  CondVar callback_returned_;
   std::atomic<bool> closed_{false};
 };
 

@@ -1,0 +1,141 @@
+#include "engine/request/generation.h"
+
+#include <algorithm>
+
+namespace ringfill {
+namespace {
+
+constexpr Duration kProgressInterval = std::chrono::milliseconds(100);
+
+double Between(std::optional<Instant> from, std::optional<Instant> to) {
+  return from.has_value() && to.has_value() ? Milliseconds(*to - *from) : 0.0;
+}
+
+}  // namespace
+
+Generation::Generation(Request request, int64_t max_tokens, std::shared_ptr<Outbox> outbox,
+                       const Tokenizer& tokenizer, Instant submitted)
+    : request_(std::move(request)),
+      max_tokens_(max_tokens),
+      outbox_(std::move(outbox)),
+      submitted_(submitted),
+      stop_ids_(request_.stop.stop_ids),
+      detokenizer_(tokenizer),
+      stops_(request_.stop.stop_strings) {
+  if (!request_.stop.ignore_eos) {
+    stop_ids_.insert(stop_ids_.end(), tokenizer.stop_ids().begin(), tokenizer.stop_ids().end());
+  }
+  if (request_.prompt_logprobs || request_.kind == RequestKind::kScore) {
+    prompt_logprobs_.resize(request_.prompt.size() - 1);
+  }
+}
+
+void Generation::NoteStarted(Instant now) {
+  if (!started_.has_value()) started_ = now;
+}
+
+void Generation::NoteProgress(double processed, double attention_share, Instant now) {
+  if (last_progress_.has_value() && now - *last_progress_ < kProgressInterval) return;
+  last_progress_ = now;
+  const auto total = static_cast<double>(request_.prompt.size());
+  const double elapsed = started_.has_value() ? Seconds(now - *started_) : 0.0;
+  // Cost of the first n tokens: products are linear, causal attention is n^2/2.
+  auto cost = [attention_share](double n) { return n + attention_share * n * n / 2; };
+  ProgressEvent event;
+  event.processed_tokens = static_cast<int64_t>(processed);
+  event.total_tokens = static_cast<int64_t>(request_.prompt.size());
+  event.elapsed_s = elapsed;
+  event.tokens_per_s = elapsed > 0 ? processed / elapsed : 0;
+  if (processed > 0) event.eta_s = elapsed * (cost(total) - cost(processed)) / cost(processed);
+  outbox_->Push(event);
+}
+
+void Generation::NotePrefilled(Instant now) {
+  prefilled_ = now;
+  last_progress_.reset();
+  NoteProgress(static_cast<double>(request_.prompt.size()), 0, now);
+}
+
+void Generation::AddShare(int rank, double busy_ms, double wait_ms) {
+  for (int r = static_cast<int>(shares_.size()); r <= rank; ++r) {
+    shares_.emplace_back();
+    shares_.back().rank = r;
+  }
+  shares_[static_cast<size_t>(rank)].busy_ms += busy_ms;
+  shares_[static_cast<size_t>(rank)].wait_ms += wait_ms;
+}
+
+void Generation::AddScore(int64_t position, float logprob) {
+  prompt_logprobs_[static_cast<size_t>(position)] = logprob;
+}
+
+bool Generation::IsStopId(TokenId id) const {
+  return std::find(stop_ids_.begin(), stop_ids_.end(), id) != stop_ids_.end();
+}
+
+absl::StatusOr<std::optional<TokenId>> Generation::Step(std::span<const float> logits,
+                                                        Instant now) {
+  const bool may_stop = generated_ >= request_.stop.min_tokens;
+  RF_ASSIGN_OR_RETURN(
+      Sampled sampled,
+      Sample(logits, request_.sampling, generated_, request_.logprobs,
+             may_stop ? std::span<const TokenId>() : std::span<const TokenId>(stop_ids_)));
+  if (!first_token_.has_value()) first_token_ = now;
+  last_token_ = now;
+  if (may_stop && IsStopId(sampled.id)) {
+    finish_reason_ = FinishReason::kStop;
+    return std::optional<TokenId>();
+  }
+  ++generated_;
+  TokenEvent event;
+  event.id = sampled.id;
+  if (request_.logprobs >= 0) {
+    event.has_logprob = true;
+    event.logprob = sampled.logprob;
+    event.top = std::move(sampled.top);
+  }
+  std::string text = detokenizer_.Push(sampled.id);
+  if (may_stop) {
+    StopMatcher::Result result = stops_.Push(text);
+    event.text = std::move(result.text);
+    matched_stop_ = std::move(result.stop);
+    outbox_->Push(std::move(event));
+    if (result.matched) {
+      finish_reason_ = FinishReason::kStop;
+      return std::optional<TokenId>();
+    }
+  } else {
+    event.text = std::move(text);
+    outbox_->Push(std::move(event));
+  }
+  if (generated_ == max_tokens_) {
+    finish_reason_ = FinishReason::kLength;
+    return std::optional<TokenId>();
+  }
+  return std::optional<TokenId>(sampled.id);
+}
+
+void Generation::Finish(const std::vector<int64_t>& pages) {
+  DoneEvent done;
+  done.finish_reason = finish_reason_;
+  done.matched_stop = matched_stop_;
+  if (matched_stop_.empty()) {
+    StopMatcher::Result result = stops_.Push(detokenizer_.Flush());
+    done.text = std::move(result.text);
+    if (!result.matched) done.text += stops_.Flush();
+  }
+  done.usage = {static_cast<int64_t>(request_.prompt.size()), 0, generated_};
+  done.timings = {Between(submitted_, started_), Between(started_, prefilled_),
+                  Between(submitted_, first_token_), Between(first_token_, last_token_)};
+  for (size_t r = 0; r < pages.size(); ++r) {
+    AddShare(static_cast<int>(r), 0, 0);
+    shares_[r].kv_pages = pages[r];
+  }
+  done.ranks = shares_;
+  done.prompt_logprobs = std::move(prompt_logprobs_);
+  outbox_->Push(std::move(done));
+}
+
+void Generation::Fail(absl::Status status) { outbox_->Push(FailedEvent{std::move(status)}); }
+
+}  // namespace ringfill
