@@ -30,6 +30,11 @@
 namespace ringfill {
 
 inline constexpr int kMaxRanks = 64;
+#ifdef NDEBUG
+inline constexpr bool kPoisonByDefault = false;
+#else
+inline constexpr bool kPoisonByDefault = true;
+#endif
 
 struct EngineOptions {
   int ranks = 1;               // 1 to kMaxRanks
@@ -49,6 +54,7 @@ struct EngineOptions {
   size_t outbox_events = 256;
   Duration slow_client_timeout = std::chrono::seconds(60);  // full outbox longer: cancelled
   Duration min_round_timeout = std::chrono::seconds(30);    // floor of every wait for a peer
+  bool poison_freed_pages = kPoisonByDefault;  // overwrite freed KV pages with NaN
   int64_t expanded_weight_bytes = 0;  // budget for expanded layers; at least two layers are kept
 };
 
@@ -102,7 +108,8 @@ class Engine {
 
   // Checks and queues. INVALID_ARGUMENT for bad options or a prompt beyond the context;
   // RESOURCE_EXHAUSTED when the KV pool can never hold it or the queue is full; UNAVAILABLE when
-  // draining. Nothing is allocated then. Quick: never waits for a step. `on_ready`: see Outbox.
+  // draining. Nothing is allocated then. Quick: never waits for a step. `on_ready`: see Outbox; it
+  // may run before Submit has returned.
   // The consumer drains the stream until Done or Failed, or calls Close, which cancels.
   absl::StatusOr<std::shared_ptr<Outbox>> Submit(Request request, std::function<void()> on_ready);
 

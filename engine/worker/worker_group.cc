@@ -1,0 +1,112 @@
+#include "engine/worker/worker_group.h"
+
+#include "base/check.h"
+#include "engine/comm/local.h"
+#include "engine/decode/decode_pass.h"
+#include "engine/decode/logits.h"
+#include "engine/prefill/prefill_pass.h"
+
+namespace ringfill {
+namespace {
+
+absl::Status RunPasses(Rank& rank, const StepPlan& plan, const StepControl& control,
+                       RankStepResult& result) {
+  std::vector<float> hidden;
+  if (!plan.chunks.empty()) {
+    PrefillPass pass(rank, plan, control, result);
+    RF_RETURN_IF_ERROR(pass.Run());
+    hidden = pass.last_hidden();
+    std::vector<int> homes;
+    for (size_t c = 0; c < plan.chunks.size(); ++c) {
+      if (plan.chunks[c].wants_logits && !((result.stopped_mask >> c) & 1)) {
+        homes.push_back(rank.placement.Home(plan.chunks[c].end - 1));
+      }
+    }
+    RF_RETURN_IF_ERROR(ShareRows(rank, homes, hidden));
+  }
+  if (!plan.decodes.empty()) {
+    DecodePass pass(rank, plan, result);
+    RF_RETURN_IF_ERROR(pass.Run());
+    hidden.insert(hidden.end(), pass.hidden().begin(), pass.hidden().end());
+  }
+  if (!hidden.empty()) ComputeLogits(rank, hidden, result);
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+WorkerGroup::WorkerGroup(const ForwardContext& context, const Placement& placement,
+                         const WorkerGroupOptions& options)
+    : context_(context), placement_(placement) {
+  for (int r = 0; r < options.ranks; ++r) {
+    ranks_.push_back(std::make_unique<Rank>(context, placement, options.pages_per_rank,
+                                            options.threads_per_rank, options.spin_rounds));
+  }
+  Reform();
+  for (int r = 0; r < options.ranks; ++r) {
+    threads_.emplace_back([this, r] { RankLoop(r); });
+  }
+}
+
+WorkerGroup::~WorkerGroup() {
+  {
+    absl::MutexLock lock(&mutex_);
+    stop_ = true;
+  }
+  for (std::thread& thread : threads_) thread.join();
+}
+
+void WorkerGroup::Reform() {
+  communicators_.clear();
+  communicators_ = MakeLocalGroup(static_cast<int>(ranks_.size()), *context_.clock);
+  for (size_t r = 0; r < ranks_.size(); ++r) ranks_[r]->comm = communicators_[r].get();
+  context_.weights->Reset();
+}
+
+void WorkerGroup::Poison(const BlockTable& freed) {
+  for (size_t r = 0; r < freed.size(); ++r) {
+    for (PageId page : freed[r]) ranks_[r]->pool.Poison(page);
+  }
+}
+
+std::vector<RankStepResult> WorkerGroup::Run(const StepPlan& plan, const StepControl& control) {
+  std::vector<RankStepResult> results(ranks_.size());
+  absl::MutexLock lock(&mutex_);
+  plan_ = &plan;
+  control_ = &control;
+  results_ = &results;
+  running_ = static_cast<int>(ranks_.size());
+  ++generation_;
+  mutex_.Await(absl::Condition(
+      +[](int* running) { return *running == 0; }, &running_));
+  return results;
+}
+
+void WorkerGroup::RankLoop(int index) {
+  Rank& rank = *ranks_[static_cast<size_t>(index)];
+  uint64_t seen = 0;
+  while (true) {
+    const StepPlan* plan;
+    const StepControl* control;
+    RankStepResult* result;
+    {
+      absl::MutexLock lock(&mutex_);
+      auto ready = [this, &seen]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+        return stop_ || generation_ != seen;
+      };
+      mutex_.Await(absl::Condition(&ready));
+      if (stop_) return;
+      seen = generation_;
+      plan = plan_;
+      control = control_;
+      result = &(*results_)[static_cast<size_t>(index)];
+    }
+    result->status = RunPasses(rank, *plan, *control, *result);
+    // Peers that wait for this rank must learn at once.
+    if (!result->status.ok()) rank.comm->Abort(result->status);
+    absl::MutexLock lock(&mutex_);
+    --running_;
+  }
+}
+
+}  // namespace ringfill
