@@ -1,0 +1,213 @@
+#include "cli/app.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "cli/commands.h"
+#include "cli/completion.h"
+#include "cli/interrupt.h"
+
+namespace ringfill::cli {
+namespace {
+
+// CLI11 reads "-1" as a huge unsigned number.
+const CLI::Validator kNoMinus(
+    [](std::string& text) {
+      return text.starts_with("-") ? std::string("must not be negative") : std::string();
+    },
+    "", "");
+
+void AddPromptFlags(CLI::App& command, PromptOptions& prompt) {
+  CLI::Option_group& input = *command.add_option_group("Prompt", "Exactly one of these");
+  input.add_option("--prompt", prompt.text, "The prompt's text")->type_name("TEXT");
+  input.add_option("--prompt-file", prompt.file, "A text file; - is standard input")
+      ->type_name(kFileType);
+  CLI::Option& ids = *input.add_option("--token-ids-file", prompt.token_ids_file,
+                                       "JSON: an array of token ids, or an object with token_ids");
+  ids.type_name(kFileType);
+  input.set_help_flag("");
+  input.require_option(1);
+  CLI::Option& chat = *command.add_flag("--chat", prompt.chat,
+                                        "Send it as a user's message in the model's template");
+  chat.excludes(&ids);
+  command.add_option("--system", prompt.system, "The system message before it")
+      ->type_name("TEXT")
+      ->needs(&chat);
+  command.add_flag("--special", prompt.special, "Recognise special tokens written in the text")
+      ->excludes(&chat)
+      ->excludes(&ids);
+}
+
+void AddSamplingFlags(CLI::App& command, GenerateOptions& options) {
+  command.add_option("--max-tokens", options.max_tokens, "At most so many new tokens [256]")
+      ->type_name("N")
+      ->check(kNoMinus);
+  command.add_option("--min-tokens", options.min_tokens, "At least so many")
+      ->type_name("N")
+      ->check(kNoMinus);
+  command.add_option("--temperature", options.temperature, "0 takes the likeliest token [0]")
+      ->type_name("X");
+  command.add_option("--top-k", options.top_k, "Draw among the K likeliest [off]")
+      ->type_name("K")
+      ->check(kNoMinus);
+  command
+      .add_option("--top-p", options.top_p, "Draw among those that make up this probability [1]")
+      ->type_name("X");
+  command.add_option("--min-p", options.min_p, "Drop those below this share of the likeliest [0]")
+      ->type_name("X");
+  command.add_option("--seed", options.seed, "Makes the draw repeatable")
+      ->type_name("N")
+      ->check(kNoMinus);
+  command.add_option("--stop", options.stop, "End before this text; may be repeated")
+      ->type_name("TEXT")
+      ->allow_extra_args(false);
+  command
+      .add_option("--stop-token-id", options.stop_token_ids, "End at this token; may be repeated")
+      ->type_name("ID")
+      ->allow_extra_args(false)
+      ->check(kNoMinus);
+  command.add_flag("--ignore-eos", options.ignore_eos, "Go on past the model's end tokens");
+  command.add_option("--logprobs", options.logprobs, "With --json: the K likeliest of each step")
+      ->type_name("K")
+      ->check(kNoMinus);
+}
+
+void AddGenerate(CLI::App& app, GenerateOptions& options) {
+  CLI::App& command = *app.add_subcommand("generate", "Read a prompt and write what follows");
+  AddPromptFlags(command, options.prompt);
+  AddSamplingFlags(command, options);
+  command.add_flag("--json", options.json, "Print one JSON object at the end instead of text");
+  command.add_flag("--stats", options.stats, "Print a table of tokens and times on stderr");
+  CLI::Option& progress = *command.add_flag_callback(
+      "--progress", [&options] { options.progress = ProgressMode::kAlways; },
+      "Show prefill progress even when stderr is no terminal");
+  command
+      .add_flag_callback(
+          "--no-progress", [&options] { options.progress = ProgressMode::kNever; },
+          "Do not show it at all")
+      ->excludes(&progress);
+  command.footer(
+      "Examples:\n"
+      "  ringfill generate --prompt 'Once upon a time' --max-tokens 40 --ignore-eos\n"
+      "  ringfill generate --chat --prompt-file report.txt --stats\n"
+      "  (cat report.txt; echo 'Summarise the report.') | ringfill generate --chat --prompt-file "
+      "-");
+}
+
+void AddOthers(CLI::App& app, Options& options) {
+  CLI::App& score = *app.add_subcommand("score", "How likely the model finds a text");
+  AddPromptFlags(score, options.score.prompt);
+  score.add_flag("--json", options.score.json, "Print {\"tokens\":N,\"mean_nll\":X}");
+  score.footer("Example:\n  ringfill score --prompt-file report.txt");
+
+  CLI::App& tokenize = *app.add_subcommand("tokenize", "Text to token ids");
+  CLI::Option_group& input = *tokenize.add_option_group("Input", "Exactly one of these");
+  input.add_option("--text", options.tokenize.prompt.text, "The text")->type_name("TEXT");
+  input.add_option("--file", options.tokenize.prompt.file, "A text file; - is standard input")
+      ->type_name(kFileType);
+  input.set_help_flag("");
+  input.require_option(1);
+  tokenize.add_flag("--special", options.tokenize.prompt.special,
+                    "Recognise special tokens written in the text");
+  tokenize.add_flag("--json", options.tokenize.json, "Print {\"token_ids\":[...]}");
+  tokenize.footer("Example:\n  ringfill tokenize --text 'Hello, world'");
+
+  CLI::App& detokenize = *app.add_subcommand("detokenize", "Token ids to text");
+  detokenize
+      .add_option("--token-ids-file", options.detokenize.token_ids_file,
+                  "JSON: an array of token ids, or an object with token_ids; - is standard input")
+      ->type_name(kFileType)
+      ->required();
+  detokenize.add_flag("--skip-special", options.detokenize.skip_special,
+                      "Leave out special tokens");
+  detokenize.add_flag("--json", options.detokenize.json, "Print {\"text\":\"...\"}");
+  detokenize.footer("Example:\n  echo '[504, 5345]' | ringfill detokenize --token-ids-file -");
+
+  CLI::App& status =
+      *app.add_subcommand("status", "The model, the queue, the ranks and their pages");
+  status.add_flag("--json", options.status.json, "Print one JSON object");
+  status.footer("Example:\n  ringfill --address 127.0.0.1:50051 status");
+
+  CLI::App& completion =
+      *app.add_subcommand(kCompletionCommand, "Print a completion script for a shell");
+  completion.add_option("shell", options.completion.shell, "bash, zsh or fish")
+      ->type_name("SHELL")
+      ->required()
+      ->transform(CLI::CheckedTransformer(std::map<std::string, Shell>{
+          {"bash", Shell::kBash}, {"zsh", Shell::kZsh}, {"fish", Shell::kFish}}));
+  completion.footer("Example:\n  source <(ringfill completion bash)");
+}
+
+int RunCommand(const CLI::App& app, const Options& options, Session session) {
+  if (app.got_subcommand("generate")) return RunGenerate(options.generate, session);
+  if (app.got_subcommand("score")) return RunScore(options.score, session);
+  if (app.got_subcommand("tokenize")) return RunTokenize(options.tokenize, session);
+  if (app.got_subcommand("detokenize")) return RunDetokenize(options.detokenize, session);
+  if (app.got_subcommand("status")) return RunStatus(options.status, session);
+  session.console.out << CompletionScript(app, options.completion.shell);
+  return session.console.FlushOut() ? kDone : kRequestFailed;
+}
+
+// CLI11 says of a misspelt command only that one is required.
+std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<std::string> unknown = app.remaining();
+  if (!app.get_subcommands().empty() || unknown.empty()) return error.what();
+  return "unknown command or flag: " + unknown.front();
+}
+
+}  // namespace
+
+std::unique_ptr<CLI::App> MakeApp(Options& options) {
+  auto app = std::make_unique<CLI::App>(
+      "ringfill: asks a ringfilld daemon about long prompts over gRPC", "ringfill");
+  app->get_formatter()->column_width(32);
+  app->require_subcommand(1);
+  app->fallthrough();
+  app->add_option("--address", options.connection.address, "Where the daemon listens")
+      ->type_name("HOST:PORT")
+      ->envname("RINGFILL_ADDRESS")
+      ->capture_default_str();
+  app->add_option("--connect-timeout", options.connection.connect_timeout_s,
+                  "Give up when no daemon answers for so long")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  app->add_option("--timeout", options.connection.timeout_s, "Cancel a request that takes longer")
+      ->type_name("SECONDS")
+      ->check(CLI::PositiveNumber);
+  app->set_version_flag("--version", "ringfill " RINGFILL_VERSION);
+  app->footer(
+      "Exit codes: 0 done, 1 the request failed, 2 usage, 4 no daemon answers.\n"
+      "ringfill COMMAND --help shows a command's flags and an example.");
+  AddGenerate(*app, options.generate);
+  AddOthers(*app, options);
+  return app;
+}
+
+int ReportUsage(const absl::Status& status, Console& console) {
+  console.PrintNote(std::string(status.message()));
+  return kUsage;
+}
+
+int RunApp(std::vector<std::string> arguments, Console& console) {
+  Options options;
+  const std::unique_ptr<CLI::App> app = MakeApp(options);
+  std::reverse(arguments.begin(), arguments.end());  // as CLI11 takes them
+  try {
+    app->parse(std::move(arguments));
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) {
+      app->exit(error, console.out, console.err);
+      return console.FlushOut() ? kDone : kRequestFailed;
+    }
+    console.PrintNote(UsageMessage(*app, error));
+    console.err << "Try ringfill --help, or ringfill COMMAND --help." << std::endl;
+    return kUsage;
+  }
+  Interrupt interrupt;
+  return RunCommand(*app, options,
+                    {.connection = options.connection, .interrupt = interrupt, .console = console});
+}
+
+}  // namespace ringfill::cli

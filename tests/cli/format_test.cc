@@ -1,0 +1,104 @@
+#include "cli/format.h"
+
+#include <limits>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace ringfill::cli {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Generation SmallGeneration() {
+  Generation generation;
+  generation.text = "A\"\n";
+  v1::Token& token = generation.tokens.emplace_back();
+  token.set_token_id(7);
+  token.set_logprob(-0.5f);
+  v1::TokenLogprob& top = *token.add_top();
+  top.set_token_id(9);
+  top.set_logprob(-0.25f);
+  v1::Done& done = generation.done;
+  done.set_finish_reason(v1::FINISH_REASON_STOP);
+  done.mutable_usage()->set_prompt_tokens(2000);
+  done.mutable_usage()->set_cached_tokens(0);
+  done.mutable_usage()->set_completion_tokens(11);
+  done.mutable_timings()->set_queue_ms(0.5);
+  done.mutable_timings()->set_prefill_ms(1000);
+  done.mutable_timings()->set_ttft_ms(1001);
+  done.mutable_timings()->set_decode_ms(100);
+  v1::RankShare& rank = *done.add_ranks();
+  rank.set_rank(1);
+  rank.set_busy_ms(75);
+  rank.set_wait_ms(25);
+  rank.set_kv_pages(16);
+  return generation;
+}
+
+TEST(GenerationJson, HasTheDocumentedShape) {
+  EXPECT_EQ(
+      DumpJson(GenerationJson(SmallGeneration(), true)),
+      R"({"text":"A\"\n","token_ids":[7],"finish_reason":"stop",)"
+      R"("usage":{"prompt_tokens":2000,"cached_tokens":0,"completion_tokens":11},)"
+      R"("timings":{"queue_ms":0.5,"prefill_ms":1000.0,"ttft_ms":1001.0,"decode_ms":100.0},)"
+      R"("ranks":[{"rank":1,"busy_ms":75.0,"wait_ms":25.0,"kv_pages":16}],)"
+      R"("logprobs":[{"token_id":7,"logprob":-0.5,"top":[{"token_id":9,"logprob":-0.25}]}]})");
+}
+
+TEST(GenerationJson, LeavesLogprobsOutUnlessAsked) {
+  EXPECT_FALSE(GenerationJson(SmallGeneration(), false).contains("logprobs"));
+}
+
+TEST(DumpJson, NeverThrows) {
+  EXPECT_EQ(DumpJson({{"text", "\xff"}}), "{\"text\":\"\xef\xbf\xbd\"}");
+  EXPECT_EQ(DumpJson({{"x", std::numeric_limits<double>::quiet_NaN()}}), "{\"x\":null}");
+}
+
+TEST(StatsTable, ShowsRatesAndShares) {
+  const std::string table = StatsTable(SmallGeneration().done);
+  EXPECT_THAT(table, HasSubstr("2,000 prompt, 0 cached, 11 generated"));
+  EXPECT_THAT(table, HasSubstr("prefill      1.00 s  2,000 tok/s"));
+  EXPECT_THAT(table, HasSubstr("decode       100 ms  100.0 tok/s"));
+  EXPECT_THAT(table, HasSubstr("rank 1       busy 75 ms (75 %), wait 25 ms, 16 KV pages"));
+}
+
+TEST(StatsTable, OneTokenHasNoDecodeRate) {
+  v1::Done done;
+  done.mutable_usage()->set_completion_tokens(1);
+  const std::string table = StatsTable(done);
+  EXPECT_THAT(table, Not(HasSubstr("tok/s")));
+  EXPECT_THAT(table, Not(HasSubstr("nan")));
+}
+
+TEST(StatusJson, CarriesModelAndRanks) {
+  v1::GetStatusResponse status;
+  status.set_version("0.1.0");
+  status.add_ranks()->set_kv_pages_used(3);
+  v1::GetModelResponse model;
+  model.set_name("tiny");
+  const nlohmann::ordered_json json = StatusJson(status, model);
+  EXPECT_EQ(json["version"], "0.1.0");
+  EXPECT_EQ(json["ranks"][0]["kv_pages_used"], 3);
+  EXPECT_EQ(json["model"]["name"], "tiny");
+  EXPECT_FALSE(json["model"].contains("bos_token_id"));
+}
+
+TEST(StatusTable, NamesTheModelAndEachRank) {
+  v1::GetStatusResponse status;
+  status.set_running(1);
+  status.set_seconds_since_progress(0.5);
+  status.set_kv_bytes(3 << 20);
+  status.add_ranks()->set_kv_pages_total(1200);
+  v1::GetModelResponse model;
+  model.set_name("tiny");
+  const std::string table = StatusTable(status, model);
+  EXPECT_THAT(table, HasSubstr("tiny"));
+  EXPECT_THAT(table, HasSubstr("3.0 MiB"));
+  EXPECT_THAT(table, HasSubstr("0 of 1,200 KV pages in use"));
+  EXPECT_THAT(table, HasSubstr("last progress 500 ms ago"));
+}
+
+}  // namespace
+}  // namespace ringfill::cli
