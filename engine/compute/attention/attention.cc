@@ -36,8 +36,9 @@ std::unique_ptr<AttentionKernel> MakeAttentionKernel(const KvBlockShape& shape, 
   if (isa >= CpuIsa::kAvx2) {
     const GroupKernels kernels = Avx2GroupKernels();
     if (const GroupKernel kernel = is_f32 ? kernels.f32 : kernels.bf16) {
-      return MakeTiledAttention(
-          {shape, kernel, QueryPacking::kFloat, is_f32 ? "avx2 f32" : "avx2 f32 on bf16 kv"});
+      return MakeTiledAttention({shape, kernel, QueryPacking::kFloat,
+                                 is_f32 ? "avx2 f32" : "avx2 f32 on bf16 kv",
+                                 is_f32 ? nullptr : kernels.f32});
     }
   }
   return MakeBaselineAttention(shape);

@@ -95,6 +95,23 @@ HWY_INLINE void Accumulate(const std::byte* const* at, ptrdiff_t offset, const f
   }
 }
 
+// Where the group's rows stop seeing within `vectors` vectors of stored scores from key `first`:
+// the unseen ones become -inf, the others enter the rows' maxima. Out of line, so that the hot
+// loops keep the registers.
+HWY_NOINLINE void MaskScores(const RowGroup& group, int first, int vectors, V* max) {
+  const D d;
+  for (int r = 0; r < group.rows; ++r) {
+    for (int j = 0; j < vectors; ++j) {
+      float* at = group.scores + r * kScoreStride + first + j * kLanes;
+      const int seen = HWY_MIN(HWY_MAX(group.seen[r] - first - j * kLanes, 0), kLanes);
+      const V scores = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(seen)), hn::Load(d, at),
+                                      hn::Set(d, kNegInf));
+      hn::Store(scores, d, at);
+      max[r] = hn::Max(max[r], scores);
+    }
+  }
+}
+
 // Scores of R rows against the slices from `slice` that make N vectors, into `group.scores`; the
 // rows' running maxima into `max`.
 template <class KvWords, int R, int N>
@@ -116,24 +133,21 @@ HWY_INLINE void ScoreTile(const KvPass& pass, const RowGroup& group, int slice, 
     if constexpr (KvWords::kValues == 2) Accumulate<KvWords, 1>(k, at, q + R, 1, acc);
   }
   const int first = slice * kSliceTokens;
-  if (group.seen[0] < first + N * kLanes) {
-    for (int r = 0; r < R; ++r) {
-      for (int j = 0; j < N; ++j) {
-        const int seen = HWY_MIN(HWY_MAX(group.seen[r] - first - j * kLanes, 0), kLanes);
-        acc[r][j] = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(seen)), acc[r][j],
-                                   hn::Set(d, kNegInf));
-      }
+  HWY_UNROLL(8)
+  for (int r = 0; r < R; ++r) {
+    HWY_UNROLL(8)
+    for (int j = 0; j < N; ++j) {
+      hn::Store(acc[r][j], d, group.scores + r * kScoreStride + first + j * kLanes);
     }
+  }
+  if (group.seen[0] < first + N * kLanes) {
+    MaskScores(group, first, N, max);
+    return;
   }
   HWY_UNROLL(8)
   for (int r = 0; r < R; ++r) {
-    V m = max[r];
     HWY_UNROLL(8)
-    for (int j = 0; j < N; ++j) {
-      m = hn::Max(m, acc[r][j]);
-      hn::Store(acc[r][j], d, group.scores + r * kScoreStride + first + j * kLanes);
-    }
-    max[r] = m;
+    for (int j = 0; j < N; ++j) max[r] = hn::Max(max[r], acc[r][j]);
   }
 }
 

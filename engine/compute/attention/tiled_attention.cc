@@ -1,6 +1,8 @@
 #include "engine/compute/attention/tiled_attention.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/float_types.h"
@@ -13,6 +15,21 @@ namespace {
 constexpr size_t kPassBytes = size_t{128} << 10;
 constexpr int kMinPassTokens = 256;
 constexpr int kMaxPassSlices = kMaxPassTokens / kSliceTokens;
+// Below it, widening a pass costs more than the faster kernel gains.
+constexpr int kMinWidenedRows = 12;
+
+// Both halves of each bf16 pair: `lines` lines of `columns` pairs, `step` words from one to the
+// next. out: [2 * lines, columns].
+void WidenPairs(const std::byte* pairs, ptrdiff_t step, int lines, int columns, float* out) {
+  for (int line = 0; line < lines; ++line, pairs += step * sizeof(uint32_t), out += 2 * columns) {
+    for (int i = 0; i < columns; ++i) {
+      uint32_t pair;
+      std::memcpy(&pair, pairs + i * sizeof(pair), sizeof(pair));
+      out[i] = std::bit_cast<float>(pair << 16);
+      out[columns + i] = std::bit_cast<float>(pair & 0xffff0000u);
+    }
+  }
+}
 
 constexpr size_t RoundUp64(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
@@ -32,38 +49,37 @@ struct GroupCut {
 class TiledAttention : public AttentionKernel {
  public:
   explicit TiledAttention(const TiledOptions& options)
-      : shape_(options.shape),
-        kernel_(options.kernel),
-        packing_(options.packing),
-        name_(options.name),
-        pass_tokens_(PassTokens(options.shape)) {
-    RF_CHECK(kernel_ != nullptr && shape_.head_dim % kSliceTokens == 0);
+      : options_(options), shape_(options.shape), pass_tokens_(PassTokens(options)) {
+    RF_CHECK(options.kernel != nullptr && shape_.head_dim % kSliceTokens == 0);
+    RF_CHECK(options.widened == nullptr || shape_.type == DType::kBF16);
   }
 
   size_t ScratchBytes(int rows) const override {
-    return RoundUp64(QueryBytes(rows)) + kScoreBytes + 2 * kSliceBytes;
+    return RoundUp64(QueryBytes(rows)) + kScoreBytes + 2 * kSliceBytes +
+           (Widens(rows) ? 2 * WidenedBytes() : 0);
   }
 
-  std::string_view name() const override { return name_; }
+  std::string_view name() const override { return options_.name; }
 
-  void Run(const AttentionTile& tile, std::byte* scratch) const override {
+  void Run(const AttentionTile& tile, std::byte* memory) const override {
     const int64_t end = MaxVisible(tile);
     if (end <= 0) return;
     const int rows = tile.tokens * tile.group;
+    const bool widens = Widens(rows);
     const GroupCut cut(rows);
-    auto* q = reinterpret_cast<uint32_t*>(scratch);
-    std::byte* rest = scratch + RoundUp64(QueryBytes(rows));
-    auto* scores = reinterpret_cast<float*>(rest);
-    auto** k = reinterpret_cast<const std::byte**>(rest + kScoreBytes);
-    auto** v = reinterpret_cast<const std::byte**>(rest + kScoreBytes + kSliceBytes);
+    const Scratch scratch = Carve(memory, rows);
     for (int g = 0; g < cut.groups; ++g) {
-      PackGroup(tile.q, cut.First(g), cut.Rows(g), q + cut.First(g) * WordsPerRow());
+      PackGroup(tile.q, cut.First(g), cut.Rows(g), scratch.q + cut.First(g) * WordsPerRow());
     }
-    const KvPass pass{k, v, shape_.head_dim, shape_.page_tokens};
+    const GroupKernel kernel = widens ? options_.widened : options_.kernel;
+    const KvPass pass{scratch.k, scratch.v, shape_.head_dim,
+                      widens ? kSliceTokens : shape_.page_tokens};
     for (int64_t first = 0; first < end; first += pass_tokens_) {
-      FindSlices(tile.kv, first, std::min(end, first + pass_tokens_), k, v);
+      const int64_t keys = std::min<int64_t>(end - first, pass_tokens_);
+      FindSlices(tile.kv, first, first + keys, scratch);
+      if (widens) WidenSlices(static_cast<int>(keys), scratch);
       for (int g = 0; g < cut.groups; ++g) {
-        RunGroup(tile, first, cut.First(g), cut.Rows(g), q, scores, pass);
+        RunGroup(tile, first, cut.First(g), cut.Rows(g), scratch, kernel, pass);
       }
     }
   }
@@ -72,45 +88,89 @@ class TiledAttention : public AttentionKernel {
   static constexpr size_t kScoreBytes = sizeof(float) * kMaxGroupRows * kScoreStride;
   static constexpr size_t kSliceBytes = sizeof(std::byte*) * kMaxPassSlices;
 
-  static int PassTokens(const KvBlockShape& shape) {
-    const size_t token_bytes = shape.head_dim * DTypeBytes(shape.type);
+  struct Scratch {
+    uint32_t* q;          // [groups][words, rows of the group]
+    float* scores;        // [kMaxGroupRows, kScoreStride]
+    const std::byte** k;  // [kMaxPassSlices]
+    const std::byte** v;  // [kMaxPassSlices]
+    float* wide_k;        // [slices][head_dim, kSliceTokens], of tiles that widen
+    float* wide_v;        // [slices][kSliceTokens, head_dim]
+  };
+
+  // Does not depend on the rows of a tile, since the cuts between passes show in a row's bits.
+  static int PassTokens(const TiledOptions& options) {
+    const DType type = options.widened != nullptr ? DType::kF32 : options.shape.type;
+    const size_t token_bytes = options.shape.head_dim * DTypeBytes(type);
     const int tokens = static_cast<int>(kPassBytes / token_bytes) / kSliceTokens * kSliceTokens;
     return std::clamp(tokens, kMinPassTokens, kMaxPassTokens);
   }
 
+  bool Widens(int rows) const { return options_.widened != nullptr && rows >= kMinWidenedRows; }
   ptrdiff_t WordsPerRow() const {
-    return packing_ == QueryPacking::kFloat ? shape_.head_dim : shape_.head_dim / 2;
+    return options_.packing == QueryPacking::kFloat ? shape_.head_dim : shape_.head_dim / 2;
   }
   size_t QueryBytes(int rows) const { return sizeof(uint32_t) * rows * WordsPerRow(); }
+  size_t WidenedBytes() const { return sizeof(float) * pass_tokens_ * shape_.head_dim; }
+
+  Scratch Carve(std::byte* at, int rows) const {
+    std::byte* scores = at + RoundUp64(QueryBytes(rows));
+    std::byte* k = scores + kScoreBytes;
+    std::byte* wide = k + 2 * kSliceBytes;
+    Scratch out{reinterpret_cast<uint32_t*>(at),
+                reinterpret_cast<float*>(scores),
+                reinterpret_cast<const std::byte**>(k),
+                reinterpret_cast<const std::byte**>(k + kSliceBytes),
+                nullptr,
+                nullptr};
+    if (Widens(rows)) {
+      out.wide_k = reinterpret_cast<float*>(wide);
+      out.wide_v = reinterpret_cast<float*>(wide + WidenedBytes());
+    }
+    return out;
+  }
 
   // Word w of the group's row r goes to out[w, r].
   void PackGroup(const void* q, int first, int rows, uint32_t* out) const {
     const ptrdiff_t words = WordsPerRow();
+    const bool widen = options_.packing == QueryPacking::kFloat && shape_.type == DType::kBF16;
     for (ptrdiff_t r = 0; r < rows; ++r) {
       const ptrdiff_t in = (first + r) * words;
       for (ptrdiff_t w = 0; w < words; ++w) {
         uint32_t& to = out[w * rows + r];
-        if (packing_ == QueryPacking::kFloat && shape_.type == DType::kBF16) {
+        if (widen) {
           to = uint32_t{static_cast<const Bf16*>(q)[in + w].bits} << 16;
         } else {
-          to = static_cast<const uint32_t*>(q)[in + w];
+          std::memcpy(&to, static_cast<const std::byte*>(q) + (in + w) * sizeof(to), sizeof(to));
         }
       }
     }
   }
 
-  void FindSlices(const KvBlocks& kv, int64_t first, int64_t end, const std::byte** k,
-                  const std::byte** v) const {
-    for (int64_t token = first; token < end; token += kSliceTokens, ++k, ++v) {
+  void FindSlices(const KvBlocks& kv, int64_t first, int64_t end, const Scratch& scratch) const {
+    const std::byte** k = scratch.k;
+    const std::byte** v = scratch.v;
+    for (int64_t token = first; token < end; token += kSliceTokens) {
       const std::byte* page = KvPage(kv, token / shape_.page_tokens);
       const size_t in_page = token % shape_.page_tokens;
-      *k = page + kv.k_offset_bytes + in_page * sizeof(uint32_t);
-      *v = page + kv.v_offset_bytes + in_page * shape_.head_dim * DTypeBytes(shape_.type);
+      *k++ = page + kv.k_offset_bytes + in_page * sizeof(uint32_t);
+      *v++ = page + kv.v_offset_bytes + in_page * shape_.head_dim * DTypeBytes(shape_.type);
     }
   }
 
-  void RunGroup(const AttentionTile& tile, int64_t first, int row, int rows, const uint32_t* q,
-                float* scores, const KvPass& pass) const {
+  void WidenSlices(int keys, const Scratch& scratch) const {
+    const int dim = shape_.head_dim;
+    for (int slice = 0; slice * kSliceTokens < keys; ++slice) {
+      float* k = scratch.wide_k + static_cast<ptrdiff_t>(slice) * kSliceTokens * dim;
+      float* v = scratch.wide_v + static_cast<ptrdiff_t>(slice) * kSliceTokens * dim;
+      WidenPairs(scratch.k[slice], shape_.page_tokens, dim / 2, kSliceTokens, k);
+      WidenPairs(scratch.v[slice], dim, kSliceTokens / 2, dim, v);
+      scratch.k[slice] = reinterpret_cast<const std::byte*>(k);
+      scratch.v[slice] = reinterpret_cast<const std::byte*>(v);
+    }
+  }
+
+  void RunGroup(const AttentionTile& tile, int64_t first, int row, int rows, const Scratch& scratch,
+                GroupKernel kernel, const KvPass& pass) const {
     int seen[kMaxGroupRows];
     for (int r = 0; r < rows; ++r) {
       const int64_t keys = tile.visible[(row + r) / tile.group] - first;
@@ -118,18 +178,16 @@ class TiledAttention : public AttentionKernel {
     }
     if (seen[rows - 1] == 0) return;
     const SoftmaxRow state = tile.state.Row(row, shape_.head_dim);
-    kernel_(pass, {rows,
-                   seen[rows - 1],
-                   seen,
-                   q + row * WordsPerRow(),
-                   {state.max, state.sum, state.acc},
-                   scores});
+    kernel(pass, {rows,
+                  seen[rows - 1],
+                  seen,
+                  scratch.q + row * WordsPerRow(),
+                  {state.max, state.sum, state.acc},
+                  scratch.scores});
   }
 
+  const TiledOptions options_;
   const KvBlockShape shape_;
-  const GroupKernel kernel_;
-  const QueryPacking packing_;
-  const std::string_view name_;
   const int pass_tokens_;
 };
 

@@ -20,6 +20,9 @@ struct TiledOptions {
   GroupKernel kernel;
   QueryPacking packing;
   std::string_view name;  // a literal
+  // May be null. For bf16 blocks: a kernel for float blocks that is faster than `kernel` and gives the
+  // same bits. Tiles of many rows then widen each pass once and use it.
+  GroupKernel widened = nullptr;
 };
 
 std::unique_ptr<AttentionKernel> MakeTiledAttention(const TiledOptions& options);
