@@ -1,0 +1,128 @@
+#include "tests/testing/engine_runner.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "absl/synchronization/mutex.h"
+#include "base/check.h"
+
+namespace ringfill {
+namespace {
+
+constexpr absl::Duration kHangLimit = absl::Minutes(5);
+
+}  // namespace
+
+struct Client::Signal {
+  absl::Mutex mutex;
+  bool ready ABSL_GUARDED_BY(mutex) = false;
+};
+
+std::vector<TokenId> Outcome::ids() const {
+  std::vector<TokenId> out;
+  for (const TokenEvent& token : tokens) out.push_back(token.id);
+  return out;
+}
+
+std::string Outcome::text() const {
+  std::string out;
+  for (const TokenEvent& token : tokens) out += token.text;
+  return out + done.text;
+}
+
+absl::StatusOr<std::unique_ptr<Client>> Client::Start(Engine& engine, Request request) {
+  std::unique_ptr<Client> client(new Client());
+  client->signal_ = std::make_shared<Signal>();
+  RF_ASSIGN_OR_RETURN(client->outbox_,
+                      engine.Submit(std::move(request), [signal = client->signal_] {
+                        absl::MutexLock lock(&signal->mutex);
+                        signal->ready = true;
+                      }));
+  return client;
+}
+
+Client::~Client() {
+  if (outbox_ != nullptr) outbox_->Close();
+}
+
+Event Client::Next() {
+  while (true) {
+    if (std::optional<Event> event = outbox_->TryPop()) return *std::move(event);
+    absl::MutexLock lock(&signal_->mutex);
+    if (!signal_->mutex.AwaitWithTimeout(absl::Condition(&signal_->ready), kHangLimit)) {
+      std::fprintf(stderr, "no event came within the hang limit\n");
+      std::abort();
+    }
+    signal_->ready = false;
+  }
+}
+
+Outcome Client::Finish() {
+  Outcome out;
+  while (true) {
+    Event event = Next();
+    if (auto* accepted = std::get_if<AcceptedEvent>(&event)) out.accepted.push_back(*accepted);
+    if (auto* progress = std::get_if<ProgressEvent>(&event)) out.progress.push_back(*progress);
+    if (auto* token = std::get_if<TokenEvent>(&event)) out.tokens.push_back(*token);
+    if (auto* failed = std::get_if<FailedEvent>(&event)) {
+      out.status = failed->status;
+      return out;
+    }
+    if (auto* done = std::get_if<DoneEvent>(&event)) {
+      out.done = *done;
+      return out;
+    }
+  }
+}
+
+std::shared_ptr<const Model> LoadModelOrDie(const std::string& path) {
+  auto model = Model::Load(path);
+  if (!model.ok()) {
+    std::fprintf(stderr, "%s\n", model.status().ToString().c_str());
+    std::abort();
+  }
+  return *std::move(model);
+}
+
+std::shared_ptr<const Tokenizer> LoadTokenizerOrDie(const Model& model) {
+  auto tokenizer = Tokenizer::FromGguf(model.file());
+  if (!tokenizer.ok()) {
+    std::fprintf(stderr, "%s\n", tokenizer.status().ToString().c_str());
+    std::abort();
+  }
+  return *std::move(tokenizer);
+}
+
+EngineRunner::EngineRunner(std::shared_ptr<const Model> model,
+                           std::shared_ptr<const Tokenizer> tokenizer, const EngineOptions& options)
+    : metrics_(std::make_unique<Metrics>()) {
+  auto engine = Engine::Create(options, std::move(model), std::move(tokenizer), *metrics_);
+  if (!engine.ok()) {
+    std::fprintf(stderr, "%s\n", engine.status().ToString().c_str());
+    std::abort();
+  }
+  engine_ = *std::move(engine);
+}
+
+EngineRunner::EngineRunner(const std::string& model_path, const EngineOptions& options)
+    : EngineRunner(LoadModelOrDie(model_path), LoadTokenizerOrDie(*LoadModelOrDie(model_path)),
+                   options) {}
+
+Outcome EngineRunner::Run(Request request) {
+  auto client = Client::Start(*engine_, std::move(request));
+  if (!client.ok()) {
+    Outcome out;
+    out.status = client.status();
+    return out;
+  }
+  return (*client)->Finish();
+}
+
+int64_t EngineRunner::PagesUsedWhenIdle() {
+  RF_CHECK(engine_->WaitIdle(std::chrono::minutes(5)));
+  int64_t used = 0;
+  for (const RankStatus& rank : engine_->Status().ranks) used += rank.pages_used;
+  return used;
+}
+
+}  // namespace ringfill

@@ -1,0 +1,67 @@
+// An engine with its model and tokenizer, and a way to run requests to their end.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/metrics.h"
+#include "engine/engine.h"
+
+namespace ringfill {
+
+// Everything a request's client saw.
+struct Outcome {
+  absl::Status status;  // OK when Done came
+  std::vector<AcceptedEvent> accepted;
+  std::vector<ProgressEvent> progress;
+  std::vector<TokenEvent> tokens;
+  DoneEvent done;
+
+  std::vector<TokenId> ids() const;
+  std::string text() const;  // of tokens and Done
+};
+
+// One request in flight. Waits for its events with a generous hang limit, past which the process
+// ends with a message.
+class Client {
+ public:
+  static absl::StatusOr<std::unique_ptr<Client>> Start(Engine& engine, Request request);
+  ~Client();
+
+  // The next event, waiting for it.
+  Event Next();
+  // Reads on until Done or Failed.
+  Outcome Finish();
+  Outbox& outbox() { return *outbox_; }
+
+ private:
+  struct Signal;
+  Client() = default;
+  std::shared_ptr<Signal> signal_;
+  std::shared_ptr<Outbox> outbox_;
+};
+
+class EngineRunner {
+ public:
+  EngineRunner(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
+               const EngineOptions& options);
+  // Loads a model file; aborts the test process when that fails.
+  EngineRunner(const std::string& model_path, const EngineOptions& options);
+
+  Engine& engine() { return *engine_; }
+  Metrics& metrics() { return *metrics_; }
+  // Submits and reads to the end; a refused request gives its status.
+  Outcome Run(Request request);
+  // KV pages in use over all ranks, once the engine is idle.
+  int64_t PagesUsedWhenIdle();
+
+ private:
+  std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<Engine> engine_;
+};
+
+std::shared_ptr<const Model> LoadModelOrDie(const std::string& path);
+std::shared_ptr<const Tokenizer> LoadTokenizerOrDie(const Model& model);
+
+}  // namespace ringfill
