@@ -8,6 +8,7 @@
 #endif
 
 #include <cstring>
+#include <type_traits>
 
 #include "engine/compute/products/weight_type.h"
 #include "hwy/highway.h"
@@ -57,33 +58,46 @@ HWY_INLINE void DecodeNibbles(const uint8_t* HWY_RESTRICT nibbles, VF d, VF m,
 #endif
 }
 
-// Decoder<type>::Group(p, out) expands the 32 weights at `p` (kBytes of them) in order.
+// Decoder<type>::Group(p, out) expands the 32 weights at `p` (kBytes of them) in order. kNibbles is
+// where the nibbles of a block begin, 0 in formats that have none.
 template <WeightType kType>
 struct Decoder;
 
 template <>
 struct Decoder<WeightType::kQ4_0> {
   static constexpr size_t kBytes = 18;
+  static constexpr size_t kNibbles = 2;
+  static HWY_INLINE void Scales(const uint8_t* HWY_RESTRICT p, VF& d, VF& m) {
+    d = hn::Set(F32(), hn::GetLane(LoadHalves(p)));
+    m = hn::Mul(d, hn::Set(F32(), -8.0f));
+  }
   static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
-    const VF d = hn::Set(F32(), hn::GetLane(LoadHalves(p)));
-    DecodeNibbles(p + 2, d, hn::Mul(d, hn::Set(F32(), -8.0f)), out);
+    VF d, m;
+    Scales(p, d, m);
+    DecodeNibbles(p + kNibbles, d, m, out);
   }
 };
 
 template <>
 struct Decoder<WeightType::kQ4_1> {
   static constexpr size_t kBytes = 20;
-  static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
+  static constexpr size_t kNibbles = 4;
+  static HWY_INLINE void Scales(const uint8_t* HWY_RESTRICT p, VF& d, VF& m) {
     const auto dm = LoadHalves(p);
-    const VF d = hn::Set(F32(), hn::GetLane(dm));
-    const VF m = hn::Set(F32(), hn::GetLane(hn::Broadcast<1>(dm)));
-    DecodeNibbles(p + 4, d, m, out);
+    d = hn::Set(F32(), hn::GetLane(dm));
+    m = hn::Set(F32(), hn::GetLane(hn::Broadcast<1>(dm)));
+  }
+  static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
+    VF d, m;
+    Scales(p, d, m);
+    DecodeNibbles(p + kNibbles, d, m, out);
   }
 };
 
 template <>
 struct Decoder<WeightType::kQ8_0> {
   static constexpr size_t kBytes = 34;
+  static constexpr size_t kNibbles = 0;
   static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
     const hn::Rebind<int8_t, F32> di8;
     const VF d = hn::Set(F32(), hn::GetLane(LoadHalves(p)));
@@ -98,6 +112,7 @@ struct Decoder<WeightType::kQ8_0> {
 template <>
 struct Decoder<WeightType::kF32> {
   static constexpr size_t kBytes = 128;
+  static constexpr size_t kNibbles = 0;
   static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
     const hn::Repartition<uint8_t, F32> du8;
     for (int v = 0; v < kVectors; ++v) {
@@ -109,6 +124,7 @@ struct Decoder<WeightType::kF32> {
 template <>
 struct Decoder<WeightType::kF16> {
   static constexpr size_t kBytes = 64;
+  static constexpr size_t kNibbles = 0;
   static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
     const hn::Rebind<hwy::float16_t, F32> df16;
     const hn::Repartition<uint8_t, decltype(df16)> du8;
@@ -122,6 +138,7 @@ struct Decoder<WeightType::kF16> {
 template <>
 struct Decoder<WeightType::kBF16> {
   static constexpr size_t kBytes = 64;
+  static constexpr size_t kNibbles = 0;
   static HWY_INLINE void Group(const uint8_t* HWY_RESTRICT p, VF (&out)[kVectors]) {
     const hn::Rebind<uint16_t, F32> du16;
     const hn::Repartition<uint8_t, decltype(du16)> du8;
@@ -151,24 +168,48 @@ HWY_INLINE void StoreBf16(VF v, Bf16* HWY_RESTRICT out) {
 HWY_INLINE void StoreAs(VF v, float* HWY_RESTRICT out) { hn::StoreU(v, F32(), out); }
 HWY_INLINE void StoreAs(VF v, Bf16* HWY_RESTRICT out) { StoreBf16(v, out); }
 
+#if HWY_TARGET == HWY_AVX3
+// DecodeNibbles to bfloat16: only the 16 values that a block can take are rounded.
+HWY_INLINE void StoreNibbles(const uint8_t* HWY_RESTRICT nibbles, VF d, VF m,
+                             Bf16* HWY_RESTRICT out) {
+  const hn::Full256<uint16_t> du16;
+  const auto rounded = RoundToBf16Bits(hn::MulAdd(hn::Iota(F32(), 0.0f), d, m));
+  const __m256i table = _mm512_cvtepi32_epi16(rounded.raw);
+  const auto bytes = hn::PromoteTo(du16, hn::LoadU(hn::Full128<uint8_t>(), nibbles));
+  const __m256i low = _mm256_permutexvar_epi16(bytes.raw, table);
+  const __m256i high = _mm256_permutexvar_epi16(hn::ShiftRight<4>(bytes).raw, table);
+  hn::StoreU(hn::Vec256<uint16_t>{low}, du16, reinterpret_cast<uint16_t*>(out));
+  hn::StoreU(hn::Vec256<uint16_t>{high}, du16, reinterpret_cast<uint16_t*>(out + 16));
+}
+#endif
+
+template <WeightType kType, typename Out>
+HWY_INLINE void StoreGroup(const uint8_t* HWY_RESTRICT p, Out* HWY_RESTRICT out) {
+#if HWY_TARGET == HWY_AVX3
+  if constexpr (std::is_same_v<Out, Bf16> && Decoder<kType>::kNibbles != 0) {
+    VF d, m;
+    Decoder<kType>::Scales(p, d, m);
+    return StoreNibbles(p + Decoder<kType>::kNibbles, d, m, out);
+  }
+#endif
+  VF w[kVectors];
+  Decoder<kType>::Group(p, w);
+  for (int v = 0; v < kVectors; ++v) StoreAs(w[v], out + v * kLanes);
+}
+
 // Expands n weights to float or Bf16. REQUIRES: n is a multiple of the block.
 template <WeightType kType, typename Out>
 HWY_INLINE void DecodeRow(const uint8_t* HWY_RESTRICT p, int64_t n, Out* HWY_RESTRICT out) {
   using D = Decoder<kType>;
-  VF w[kVectors];
   int64_t i = 0;
-  for (; i + kGroup <= n; i += kGroup, p += D::kBytes) {
-    D::Group(p, w);
-    for (int v = 0; v < kVectors; ++v) StoreAs(w[v], out + i + v * kLanes);
-  }
+  for (; i + kGroup <= n; i += kGroup, p += D::kBytes) StoreGroup<kType>(p, out + i);
   if (i == n) return;
   // Only formats without blocks end inside a group.
   uint8_t last[D::kBytes] = {};
   Out expanded[kGroup];
   const size_t left = static_cast<size_t>(n - i);
   std::memcpy(last, p, left * (D::kBytes / kGroup));
-  D::Group(last, w);
-  for (int v = 0; v < kVectors; ++v) StoreAs(w[v], expanded + v * kLanes);
+  StoreGroup<kType>(last, expanded);
   std::memcpy(out + i, expanded, left * sizeof(Out));
 }
 

@@ -1,12 +1,15 @@
 #include "engine/compute/products/matrix_product.h"
 
+#include <algorithm>
 #include <map>
+#include <optional>
 #include <tuple>
-#include <unordered_map>
+#include <vector>
 
 #include "base/aligned_buffer.h"
 #include "base/check.h"
 #include "engine/compute/products/elementwise.h"
+#include "engine/compute/products/pack.h"
 #include "oneapi/dnnl/dnnl.hpp"
 
 // oneDNN here uses OpenMP. Only this one call is needed, and the compiler's own OpenMP header may
@@ -49,9 +52,14 @@ memory::data_type DnnlType(DType type) {
   return type == DType::kF32 ? memory::data_type::f32 : memory::data_type::bf16;
 }
 
-memory::desc Rows(int64_t rows, int64_t cols, DType type) {
-  return memory::desc({rows, cols}, DnnlType(type), memory::format_tag::ab);
+// [rows, cols], rows `stride` elements apart.
+memory::desc Rows(int64_t rows, int64_t cols, DType type, int64_t stride) {
+  return memory::desc({rows, cols}, DnnlType(type), memory::dims{stride, 1});
 }
+
+// Where oneDNN has no blocked order (below AVX-512) its products read plain [k, n] weights, at half
+// the speed when rows of them lie far apart: narrow pieces are dense.
+constexpr int64_t kPlainPieceColumns = 192;
 
 // The scratchpad is the caller's, so that primitives shared through oneDNN's cache share no memory.
 dnnl::matmul::primitive_desc Describe(const dnnl::engine& engine, const memory::desc& x,
@@ -63,11 +71,66 @@ dnnl::matmul::primitive_desc Describe(const dnnl::engine& engine, const memory::
 
 }  // namespace
 
-struct PackedFormat::Impl {
-  dnnl::engine engine;
-  DType product_type;    // what products run in
-  memory::desc weights;  // [k, n], blocked
+// A weight's outputs in one or more pieces, each a product of its own.
+struct Piece {
+  int64_t begin, n;
+  memory::desc weights;  // [k, n]
+  PanelOrder order;
+  size_t offset;  // of its bytes in the packed weight
 };
+
+struct PackedFormat::Impl {
+  DType product_type;  // what products run in
+  std::vector<Piece> pieces;
+  size_t bytes;
+};
+
+namespace {
+
+// The order that oneDNN likes best for the largest tile, where it is one that PackPanels writes.
+std::optional<Piece> BlockedPiece(DType type, int64_t n, int64_t k) {
+  using Tag = memory::format_tag;
+  struct Order {
+    int64_t width;
+    Tag f32, bf16;
+  };
+  constexpr Order kOrders[] = {{64, Tag::BA16a64b, Tag::BA16a64b2a},
+                               {48, Tag::BA16a48b, Tag::BA16a48b2a},
+                               {32, Tag::BA16a32b, Tag::BA16a32b2a},
+                               {16, Tag::BA16a16b, Tag::BA16a16b2a}};
+  const memory::desc any({k, n}, DnnlType(type), Tag::any);
+  const auto best =
+      Describe(dnnl::engine(dnnl::engine::kind::cpu, 0), Rows(kMaxProductRows, k, type, k), any,
+               Rows(kMaxProductRows, n, DType::kF32, n))
+          .weights_desc();
+  const int64_t k_round = type == DType::kF32 ? 16 : 32;
+  for (const Order& order : kOrders) {
+    const memory::desc blocked({k, n}, DnnlType(type),
+                               type == DType::kF32 ? order.f32 : order.bf16);
+    if (best != blocked) continue;
+    const int64_t k_padded = (k + k_round - 1) / k_round * k_round;
+    return Piece{0, n, blocked, {type, order.width, k_padded}, 0};
+  }
+  return std::nullopt;
+}
+
+PackedFormat::Impl MakeFormat(DType type, int64_t n, int64_t k) {
+  PackedFormat::Impl format{type, {}, 0};
+  if (const std::optional<Piece> piece = BlockedPiece(type, n, k)) {
+    format.pieces.push_back(*piece);
+    format.bytes = piece->weights.get_size();
+    return format;
+  }
+  for (int64_t begin = 0; begin < n; begin += kPlainPieceColumns) {
+    const int64_t columns = std::min(kPlainPieceColumns, n - begin);
+    const memory::desc plain({k, columns}, DnnlType(type), memory::format_tag::ab);
+    format.pieces.push_back({begin, columns, plain, {type, columns, k}, format.bytes});
+    format.bytes += plain.get_size();
+  }
+  return format;
+}
+
+}  // namespace
 
 int64_t ProductRowTile(int64_t rows) {
   RF_CHECK(1 <= rows && rows <= kMaxProductRows);
@@ -77,27 +140,23 @@ int64_t ProductRowTile(int64_t rows) {
 PackedFormat::PackedFormat(DType dtype, int64_t n, int64_t k) : dtype_(dtype), n_(n), k_(k) {
   RF_CHECK(n > 0 && k > 0);
   const OneThread one_thread;
-  const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
   const DType type = HasBf16Products() ? dtype : DType::kF32;
-  const memory::desc any({k, n}, DnnlType(type), memory::format_tag::any);
-  const auto description =
-      Describe(engine, Rows(kMaxProductRows, k, type), any, Rows(kMaxProductRows, n, DType::kF32));
-  impl_ = std::make_shared<const Impl>(Impl{engine, type, description.weights_desc()});
+  impl_ = std::make_shared<const Impl>(MakeFormat(type, n, k));
 }
 
-size_t PackedFormat::bytes() const { return impl_->weights.get_size(); }
+size_t PackedFormat::bytes() const { return impl_->bytes; }
 
 struct MatrixProducts::Impl {
   struct Product {
     dnnl::matmul primitive;
     memory x, w, y, scratchpad;
   };
-  // dtype of the products, n, k, tile, type of y.
-  using Key = std::tuple<DType, int64_t, int64_t, int64_t, DType>;
+  // Type of the products, n of the piece, n, k, tile, type of y.
+  using Key = std::tuple<DType, int64_t, int64_t, int64_t, int64_t, DType>;
 
   Impl() : engine(dnnl::engine::kind::cpu, 0), stream(engine) {}
 
-  Product& Find(const PackedFormat& format, int64_t tile, DType y_type);
+  Product& Find(const PackedFormat& format, const Piece& piece, int64_t tile, DType y_type);
   void* Grow(AlignedBuffer& buffer, size_t bytes) {
     if (buffer.size() < bytes) buffer = AlignedBuffer(bytes);
     return buffer.data();
@@ -107,18 +166,19 @@ struct MatrixProducts::Impl {
   dnnl::stream stream;
   std::map<Key, Product> products;
   AlignedBuffer scratchpad;
-  AlignedBuffer expanded;  // a weight, dense, before it is packed
-  AlignedBuffer wide_x;    // x widened to float32, where products run in float32
+  AlignedBuffer wide_x;  // x widened to float32, where products run in float32
   AlignedBuffer wide_y;
 };
 
-MatrixProducts::Impl::Product& MatrixProducts::Impl::Find(const PackedFormat& format, int64_t tile,
+MatrixProducts::Impl::Product& MatrixProducts::Impl::Find(const PackedFormat& format,
+                                                          const Piece& piece, int64_t tile,
                                                           DType y_type) {
   const DType type = format.impl().product_type;
-  const auto [it, added] = products.try_emplace({type, format.n(), format.k(), tile, y_type});
+  const int64_t n = format.n(), k = format.k();
+  const auto [it, added] = products.try_emplace({type, piece.n, n, k, tile, y_type});
   if (added) {
-    const auto description = Describe(engine, Rows(tile, format.k(), type), format.impl().weights,
-                                      Rows(tile, format.n(), y_type));
+    const auto description =
+        Describe(engine, Rows(tile, k, type, k), piece.weights, Rows(tile, piece.n, y_type, n));
     it->second = {dnnl::matmul(description), memory(description.src_desc(), engine, nullptr),
                   memory(description.weights_desc(), engine, nullptr),
                   memory(description.dst_desc(), engine, nullptr),
@@ -134,20 +194,10 @@ MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
 void MatrixProducts::Pack(const WeightMatrix& w, int64_t row_begin, const PackedFormat& format,
                           std::byte* packed) {
   RF_CHECK(format.k() == w.cols && 0 <= row_begin && row_begin + format.n() <= w.rows);
-  const OneThread one_thread;
-  const int64_t n = format.n(), k = format.k();
-  const DType type = format.impl().product_type;
-  void* expanded = impl_->Grow(impl_->expanded, static_cast<size_t>(n * k) * DTypeBytes(type));
-  for (int64_t r = 0; r < n; ++r) {
-    if (type == DType::kF32) {
-      DequantizeRow(w.type, w.Row(row_begin + r), k, static_cast<float*>(expanded) + r * k);
-    } else {
-      DequantizeRow(w.type, w.Row(row_begin + r), k, static_cast<Bf16*>(expanded) + r * k);
-    }
+  for (const Piece& piece : format.impl().pieces) {
+    PackPanels(DetectCpuIsa(), w, row_begin + piece.begin, piece.n, piece.order,
+               packed + piece.offset);
   }
-  memory from(memory::desc({k, n}, DnnlType(type), memory::dims{1, k}), impl_->engine, expanded);
-  memory to(format.impl().weights, impl_->engine, packed);
-  dnnl::reorder(from, to).execute(impl_->stream, from, to);
 }
 
 void MatrixProducts::Run(const PackedFormat& format, const std::byte* packed, const void* x,
@@ -157,7 +207,6 @@ void MatrixProducts::Run(const PackedFormat& format, const std::byte* packed, co
   const DType type = format.impl().product_type;
   // A float32 product writes float32 only.
   const DType product_y = type == DType::kF32 ? DType::kF32 : y_type;
-  Impl::Product& product = impl_->Find(format, tile, product_y);
 
   if (type != format.dtype()) {
     const auto* narrow = static_cast<const Bf16*>(x);
@@ -173,15 +222,19 @@ void MatrixProducts::Run(const PackedFormat& format, const std::byte* packed, co
     product_out = impl_->Grow(impl_->wide_y, static_cast<size_t>(y_count) * sizeof(float));
   }
 
-  product.x.set_data_handle(const_cast<void*>(x));
-  product.w.set_data_handle(const_cast<std::byte*>(packed));
-  product.y.set_data_handle(product_out);
-  product.scratchpad.set_data_handle(
-      impl_->Grow(impl_->scratchpad, product.scratchpad.get_desc().get_size()));
-  product.primitive.execute(impl_->stream, {{DNNL_ARG_SRC, product.x},
-                                            {DNNL_ARG_WEIGHTS, product.w},
-                                            {DNNL_ARG_DST, product.y},
-                                            {DNNL_ARG_SCRATCHPAD, product.scratchpad}});
+  for (const Piece& piece : format.impl().pieces) {
+    Impl::Product& product = impl_->Find(format, piece, tile, product_y);
+    product.x.set_data_handle(const_cast<void*>(x));
+    product.w.set_data_handle(const_cast<std::byte*>(packed + piece.offset));
+    product.y.set_data_handle(static_cast<std::byte*>(product_out) +
+                              static_cast<size_t>(piece.begin) * DTypeBytes(product_y));
+    product.scratchpad.set_data_handle(
+        impl_->Grow(impl_->scratchpad, product.scratchpad.get_desc().get_size()));
+    product.primitive.execute(impl_->stream, {{DNNL_ARG_SRC, product.x},
+                                              {DNNL_ARG_WEIGHTS, product.w},
+                                              {DNNL_ARG_DST, product.y},
+                                              {DNNL_ARG_SCRATCHPAD, product.scratchpad}});
+  }
   if (product_y != y_type) {
     ConvertFloats(static_cast<const float*>(product_out), y_count, y_type, y);
   }
