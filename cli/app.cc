@@ -7,6 +7,7 @@
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/interrupt.h"
+#include "grpc/grpc.h"
 
 namespace ringfill::cli {
 namespace {
@@ -206,6 +207,8 @@ int RunApp(std::vector<std::string> arguments, Console& console) {
     return kUsage;
   }
   Interrupt interrupt;
+  // Held until the process ends: taking the library down can wait 10 s for its own objects.
+  grpc_init();
   return RunCommand(*app, options,
                     {.connection = options.connection, .interrupt = interrupt, .console = console});
 }

@@ -4,10 +4,13 @@
 #include <thread>
 
 #include "base/check.h"
+#include "grpc/grpc.h"
 
 namespace ringfill::cli {
 
 FakeDaemon::FakeDaemon() {
+  // Held until the process ends: taking the library down can wait 10 s for its own objects.
+  grpc_init();
   grpc::ServerBuilder builder;
   builder.SetMaxReceiveMessageSize(-1);
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port_);
