@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <limits>
+
+#include "server/app/config.h"
+#include "server/text.h"
+
+namespace ringfill {
+namespace {
+
+constexpr double kMaxBytes = static_cast<double>(int64_t{1} << 50);
+constexpr double kDaySeconds = 86400;
+
+ConfigKey Key(std::string_view name, ConfigKind kind, std::string_view default_text,
+              std::string_view description) {
+  ConfigKey key;
+  key.name = name;
+  key.kind = kind;
+  key.default_text = default_text;
+  key.description = description;
+  return key;
+}
+
+ConfigKey Integer(std::string_view name, std::string_view default_text, int64_t Config::*field,
+                  double min, double max, std::string_view description) {
+  ConfigKey key = Key(name, ConfigKind::kInteger, default_text, description);
+  key.field = field;
+  key.min = min;
+  key.max = max;
+  return key;
+}
+
+ConfigKey Tokens(std::string_view name, std::string_view default_text, int64_t Config::*field,
+                 double min, double max, int64_t multiple_of, std::string_view description) {
+  ConfigKey key = Integer(name, default_text, field, min, max, description);
+  key.multiple_of = multiple_of;
+  return key;
+}
+
+ConfigKey Bytes(std::string_view name, std::string_view default_text, int64_t Config::*field,
+                double min, double max, std::string_view description) {
+  ConfigKey key = Integer(name, default_text, field, min, max, description);
+  key.kind = ConfigKind::kBytes;
+  return key;
+}
+
+ConfigKey Duration(std::string_view name, std::string_view default_text, double Config::*field,
+                   double min, std::string_view description) {
+  ConfigKey key = Key(name, ConfigKind::kSeconds, default_text, description);
+  key.field = field;
+  key.min = min;
+  key.max = kDaySeconds;
+  return key;
+}
+
+ConfigKey Text(std::string_view name, ConfigKind kind, std::string_view default_text,
+               std::string Config::*field, std::string_view description) {
+  ConfigKey key = Key(name, kind, default_text, description);
+  key.field = field;
+  return key;
+}
+
+ConfigKey Choice(std::string_view name, std::string Config::*field,
+                 std::vector<std::string_view> choices, std::string_view default_text,
+                 std::string_view description) {
+  ConfigKey key = Text(name, ConfigKind::kChoice, default_text, field, description);
+  key.choices = std::move(choices);
+  return key;
+}
+
+std::vector<ConfigKey> ServerKeys() {
+  std::vector<ConfigKey> keys = {
+      Text("server.listen", ConfigKind::kAddress, "127.0.0.1:50051", &Config::server_listen,
+           "Address of the gRPC API. There is no authentication: other than loopback only behind "
+           "a proxy."),
+      Bytes("server.max_message_bytes", "64MiB", &Config::server_max_message_bytes, 65536,
+            std::numeric_limits<int32_t>::max(),
+            "Largest request message. 4 million token ids or their text are about 20 MB."),
+      Integer("server.max_concurrent_streams", "256", &Config::server_max_concurrent_streams, 1,
+              65536, "Calls in progress on one connection; more wait in the client."),
+      Duration("server.drain_timeout_s", "30", &Config::server_drain_timeout_s, 0,
+               "After SIGTERM, seconds that running requests get to finish."),
+      Duration("server.slow_client_timeout_s", "60", &Config::server_slow_client_timeout_s, 0.1,
+               "Seconds after which a client that does not read its stream is cancelled."),
+      Integer("server.outbox_events", "256", &Config::server_outbox_events, 1, 65536,
+              "Tokens that wait for a slow client before its request pauses."),
+      Text("metrics.listen", ConfigKind::kAddress, "127.0.0.1:9464", &Config::metrics_listen,
+           "Address of the Prometheus endpoint (/metrics), an IP address; \"\" switches it off."),
+      Choice("log.level", &Config::log_level, {"debug", "info", "warning", "error"}, "info",
+             "Least level of the JSON lines on stderr."),
+  };
+  keys[6].may_be_empty = true;
+  return keys;
+}
+
+std::vector<ConfigKey> EngineKeys() {
+  return {
+      Text("model.path", ConfigKind::kText, "", &Config::model_path,
+           "GGUF file. A leading ~ and ${NAME} are expanded; relative to the working directory."),
+      Tokens("model.max_context_tokens", "0", &Config::model_max_context_tokens, 0, 1 << 24, 1,
+             "Prompt plus generated tokens of one request; 0 is the model's own limit."),
+      Integer("ranks.count", "1", &Config::ranks_count, 1, 64,
+              "Ranks in the ring: each computes and keeps its share of every sequence."),
+      Choice("compute.dtype", &Config::compute_dtype, {"auto", "f32", "bf16"}, "auto",
+             "Arithmetic of the products; auto is bf16 where the CPU has it, else f32."),
+      Integer("compute.threads", "0", &Config::compute_threads, 0, 1024,
+              "Compute threads over all ranks; 0 is one a core."),
+      Choice("compute.isa", &Config::compute_isa,
+             {"auto", "baseline", "avx2", "avx512", "avx512_bf16"}, "auto",
+             "Instruction set of the kernels; auto is the best the CPU has."),
+      Bytes("compute.expanded_weight_bytes", "0", &Config::compute_expanded_weight_bytes, 0,
+            kMaxBytes, "Memory for weights kept expanded; 0 is two layers."),
+      Choice("kv.dtype", &Config::kv_dtype, {"auto", "f32", "bf16"}, "auto",
+             "Type of stored keys and values; auto follows compute.dtype."),
+      Tokens("kv.page_tokens", "64", &Config::kv_page_tokens, 16, 4096, 16, "Tokens of a KV page."),
+      Bytes("kv.memory_bytes", "0", &Config::kv_memory_bytes, 0, kMaxBytes,
+            "KV memory over all ranks; 0 is four full contexts, at most a quarter of the memory."),
+      Tokens("kv.decode_reserve", "256", &Config::kv_decode_reserve, 0, 1 << 20, 1,
+             "Tokens reserved beyond the prompt at admission (at most max_tokens of the request)."),
+      Tokens("sharding.stripe_tokens", "64", &Config::sharding_stripe_tokens, 16, 65536, 16,
+             "Tokens of a stripe, the unit dealt to ranks; a multiple of kv.page_tokens."),
+      Tokens("prefill.chunk_tokens", "2048", &Config::prefill_chunk_tokens, 16, 1 << 22, 1,
+             "Prompt tokens of one step over all ranks."),
+      Integer("scheduler.max_queued_requests", "64", &Config::scheduler_max_queued_requests, 1,
+              65536, "Requests that may wait; more are refused with RESOURCE_EXHAUSTED."),
+      Integer("scheduler.max_running_requests", "64", &Config::scheduler_max_running_requests, 1,
+              4096, "Requests served at the same time."),
+      Integer("ring.min_round_timeout_ms", "30000", &Config::ring_min_round_timeout_ms, 10, 3.6e6,
+              "Least milliseconds that a rank waits for a peer before the step fails."),
+  };
+}
+
+size_t EditDistance(std::string_view a, std::string_view b) {
+  std::vector<size_t> row(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (size_t i = 1; i <= a.size(); ++i) {
+    size_t diagonal = row[0];
+    row[0] = i;
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const size_t replaced = diagonal + (a[i - 1] != b[j - 1]);
+      diagonal = row[j];
+      row[j] = std::min({replaced, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row[b.size()];
+}
+
+std::string_view LastPart(std::string_view name) { return name.substr(name.rfind('.') + 1); }
+
+}  // namespace
+
+std::span<const ConfigKey> ConfigTable() {
+  static const std::vector<ConfigKey>* const table = [] {
+    auto* all = new std::vector<ConfigKey>(ServerKeys());
+    for (ConfigKey& key : EngineKeys()) all->push_back(std::move(key));
+    return all;
+  }();
+  return *table;
+}
+
+const ConfigKey* FindConfigKey(std::string_view name) {
+  for (const ConfigKey& key : ConfigTable()) {
+    if (key.name == name) return &key;
+  }
+  return nullptr;
+}
+
+std::string UnknownKeyMessage(std::string_view name) {
+  constexpr size_t kShown = 100;
+  const std::string shown(name.substr(0, kShown));
+  const ConfigKey* nearest = nullptr;
+  size_t best = std::max<size_t>(2, shown.size() / 3) + 1;
+  for (const ConfigKey& key : ConfigTable()) {
+    const size_t distance =
+        LastPart(key.name) == LastPart(shown) ? 1 : EditDistance(key.name, shown);
+    if (distance < best) {
+      best = distance;
+      nearest = &key;
+    }
+  }
+  if (nearest != nullptr) {
+    return Concat("unknown key \"", shown, "\"; did you mean \"", nearest->name, "\"?");
+  }
+  std::string names;
+  for (const ConfigKey& key : ConfigTable()) names += Concat(names.empty() ? "" : ", ", key.name);
+  return Concat("unknown key \"", shown, "\"; the keys are ", names);
+}
+
+}  // namespace ringfill

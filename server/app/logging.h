@@ -1,0 +1,12 @@
+// Log set-up of the process.
+#pragma once
+
+#include <string_view>
+
+namespace ringfill {
+
+// Sets the least level ("debug", "info", "warning", "error") and sends gRPC's own messages through
+// the JSON log. Call once, before any gRPC object exists.
+void SetUpLogging(std::string_view level);
+
+}  // namespace ringfill

@@ -1,0 +1,64 @@
+#include "server/app/run.h"
+
+#include <chrono>
+#include <cstring>
+#include <iostream>
+#include <utility>
+
+#include "base/log.h"
+#include "server/app/daemon.h"
+#include "server/app/exit_codes.h"
+#include "server/app/logging.h"
+#include "server/app/options.h"
+#include "server/app/signals.h"
+
+namespace ringfill {
+namespace {
+
+int Fail(int exit_code, std::string_view what, const absl::Status& status) {
+  Log(LogLevel::kError, what, {{"error", std::string(status.message())}});
+  return exit_code;
+}
+
+// Model, daemon, ready line; then waits for a signal and drains.
+int Serve(const Config& config) {
+  SetUpLogging(config.log_level);
+  StopSignals signals;
+  absl::StatusOr<ServedModel> model = LoadServedModel(config.model_path);
+  if (!model.ok()) return Fail(kExitModel, "the model cannot be loaded", model.status());
+  absl::StatusOr<std::unique_ptr<Daemon>> started = Daemon::Start(config, *std::move(model));
+  if (!started.ok()) return Fail(kExitConfig, "cannot start", started.status());
+  Daemon& daemon = **started;
+  std::cout << "ready grpc=" << daemon.grpc_address() << " metrics=" << daemon.metrics_address()
+            << std::endl;
+  const int signal = signals.WaitFirst();
+  Log(LogLevel::kInfo, "stopping",
+      {{"signal", strsignal(signal)}, {"drain_timeout_s", config.server_drain_timeout_s}});
+  daemon.Shutdown(std::chrono::duration_cast<Duration>(
+                      std::chrono::duration<double>(config.server_drain_timeout_s)),
+                  [&signals] { return signals.second(); });
+  started->reset();
+  Log(LogLevel::kInfo, "stopped");
+  return kExitOk;
+}
+
+}  // namespace
+
+int RunDaemon(int argc, const char* const* argv) {
+  const ParsedCommandLine command_line = ParseCommandLine(argc, argv);
+  if (!command_line.options) return command_line.exit_code;
+  const DaemonOptions& options = *command_line.options;
+  switch (options.action) {
+    case DaemonOptions::Action::kPrintConfig:
+      std::cout << PrintConfig(options.config);
+      return kExitOk;
+    case DaemonOptions::Action::kCheckConfig:
+      std::cout << "configuration ok" << std::endl;
+      return kExitOk;
+    case DaemonOptions::Action::kServe:
+      break;
+  }
+  return Serve(options.config);
+}
+
+}  // namespace ringfill

@@ -1,0 +1,61 @@
+#include "server/app/signals.h"
+
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <csignal>
+#include <cstdint>
+
+#include "base/check.h"
+
+namespace ringfill {
+
+StopSignals::StopSignals() {
+  std::signal(SIGPIPE, SIG_IGN);
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
+  RF_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
+  signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC);
+  stop_fd_ = eventfd(0, EFD_CLOEXEC);
+  RF_CHECK(signal_fd_ >= 0 && stop_fd_ >= 0);
+  thread_ = std::thread([this] { Watch(); });
+}
+
+StopSignals::~StopSignals() {
+  const uint64_t one = 1;
+  RF_CHECK(write(stop_fd_, &one, sizeof(one)) == sizeof(one));
+  thread_.join();
+  close(signal_fd_);
+  close(stop_fd_);
+}
+
+int StopSignals::WaitFirst() {
+  first_.WaitForNotification();
+  return first_signal_;
+}
+
+void StopSignals::Watch() {
+  pollfd fds[] = {{signal_fd_, POLLIN, 0}, {stop_fd_, POLLIN, 0}};
+  while (true) {
+    if (poll(fds, 2, -1) < 0) {
+      RF_CHECK(errno == EINTR);
+      continue;
+    }
+    if (fds[1].revents != 0) return;
+    signalfd_siginfo info;
+    if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
+    if (!first_.HasBeenNotified()) {
+      first_signal_ = static_cast<int>(info.ssi_signo);
+      first_.Notify();
+    } else if (!second_.HasBeenNotified()) {
+      second_.Notify();
+    }
+  }
+}
+
+}  // namespace ringfill
