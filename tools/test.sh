@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# Installs, builds and runs every test through ctest.
+#
+# Usage: tools/test.sh [--stage release|asan|tsan|fuzz|all] [ctest arguments]
+#
+#   release   everything, on the real model: units, server, command line, end to end, lint
+#   asan      engine and below under the address and undefined-behaviour sanitizers
+#   tsan      engine and below under the thread sanitizer
+#   fuzz      the libFuzzer targets, briefly, on their corpus
+#   all       these four (default)
+#
+# Arguments that it does not know go to each ctest, for example: tools/test.sh --stage release -R cli
+# The last line sums up: N passed, N failed, N skipped. Not zero on any failure, or when nothing ran.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+stages=(release asan tsan fuzz)
+ctest_arguments=()
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --stage)
+      [[ $# -ge 2 ]] || usage_error "--stage needs a value"
+      case $2 in
+        all) ;;
+        release | asan | tsan | fuzz) stages=("$2") ;;
+        *) usage_error "--stage takes release, asan, tsan, fuzz or all, not $2" ;;
+      esac
+      shift
+      ;;
+    -h | --help) show_help ;;
+    *) ctest_arguments+=("$1") ;;
+  esac
+  shift
+done
+
+"$root/tools/install_dependencies.sh" --test
+RINGFILL_TEST_MODEL=$("$root/tools/fetch_model.sh")
+export RINGFILL_TEST_MODEL
+
+passed=0
+failed=0
+skipped=0
+broken=()
+
+# An attribute of the first <testsuite> in a JUnit file.
+junit_count() { sed -n "s/.*[[:space:]]$2=\"\([0-9]*\)\".*/\1/p" "$1" | head -n 1; }
+
+# run_ctest STAGE [ARGUMENT]...: adds to the sums.
+run_ctest() {
+  local stage=$1 report tests failures skips
+  shift
+  report=$root/build/$stage/junit.xml
+  rm -f "$report"
+  ctest --test-dir "$root/build/$stage" --output-on-failure --no-tests=error -j "$(nproc)" \
+    --output-junit "$report" "$@" "${ctest_arguments[@]}" || broken+=("$stage: tests")
+  [[ -f $report ]] || return 0
+  tests=$(junit_count "$report" tests)
+  failures=$(junit_count "$report" failures)
+  skips=$(($(junit_count "$report" skipped) + $(junit_count "$report" disabled)))
+  passed=$((passed + tests - failures - skips))
+  failed=$((failed + failures))
+  skipped=$((skipped + skips))
+}
+
+for stage in "${stages[@]}"; do
+  start=$SECONDS
+  targets=()
+  selection=()
+  case $stage in
+    asan | tsan) selection=(-LE 'lint|e2e') ;;
+    fuzz)
+      targets=(fuzz_targets)
+      selection=(-L fuzz)
+      ;;
+  esac
+  if build "$stage" "${targets[@]}"; then
+    say "testing $stage"
+    run_ctest "$stage" "${selection[@]}"
+  else
+    broken+=("$stage: build")
+  fi
+  say "$stage took $((SECONDS - start)) s"
+done
+
+if [[ ${#broken[@]} -gt 0 ]]; then
+  say "failed: $(printf '%s; ' "${broken[@]}")"
+fi
+printf '%d passed, %d failed, %d skipped\n' "$passed" "$failed" "$skipped"
+[[ ${#broken[@]} -eq 0 && $failed -eq 0 && $passed -gt 0 ]]
