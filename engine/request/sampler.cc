@@ -27,15 +27,21 @@ bool Before(const Candidate& a, const Candidate& b) {
   return a.logit > b.logit || (a.logit == b.logit && a.id < b.id);
 }
 
-// e^x for x <= 0, relative error below 1e-6; 0 below -87. Source: range reduction to
-// [-ln2/2, ln2/2] after Cody and Waite, Taylor polynomial of degree 7.
+// e^x for x <= 0, relative error below 1e-6; 0 from kLogZero down. Source: range reduction to
+// [-ln2/2, ln2/2] after Cody and Waite, Taylor polynomial of degree 7. Selects by mask, because
+// compilers do not turn floating-point branches into vector code.
+constexpr float kLogZero = -87.0f;
+
+inline float SelectOrZero(bool keep, float x) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(x) & -static_cast<uint32_t>(keep));
+}
+
 inline float Exp(float x) {
   constexpr float kLog2e = 1.44269504f, kLn2High = 0.693359375f, kLn2Low = -2.12194440e-4f;
   constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const float clamped = x > -87.0f ? x : -87.0f;
-  const float shifted = clamped * kLog2e + kRound;
+  const float shifted = x * kLog2e + kRound;
   const float n = shifted - kRound;
-  const float r = (clamped - n * kLn2High) - n * kLn2Low;
+  const float r = (x - n * kLn2High) - n * kLn2Low;
   float p = 1.0f / 5040;
   p = p * r + 1.0f / 720;
   p = p * r + 1.0f / 120;
@@ -44,9 +50,9 @@ inline float Exp(float x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  // The low bits of `shifted` hold n as an integer.
+  // The low bits of `shifted` hold n as an integer; below kLogZero all of this is noise.
   const uint32_t exponent = (std::bit_cast<uint32_t>(shifted) + 127u) << 23;
-  return x > -87.0f ? p * std::bit_cast<float>(exponent) : 0.0f;
+  return SelectOrZero(x > kLogZero, p * std::bit_cast<float>(exponent));
 }
 
 std::span<const float> Block(std::span<const float> logits, size_t begin) {
@@ -151,11 +157,11 @@ std::vector<Candidate> TopCandidates(std::span<const float> logits, size_t k,
   return heap;
 }
 
-// The unnormalised weights after temperature and min-p.
+// The unnormalised weights of what the cuts leave: e^((logit - max) / temperature), 0 for the rest.
 class Weights {
  public:
   Weights(float max, const SamplingOptions& options)
-      : max_(max), temperature_(options.temperature), cut_(-kInfinity) {
+      : max_(max), temperature_(options.temperature) {
     if (options.min_p <= 0) return;
     const double cut = max + static_cast<double>(options.temperature) *
                                  std::log(static_cast<double>(options.min_p));
@@ -163,21 +169,34 @@ class Weights {
     if (cut_ < cut) cut_ = std::nextafter(cut_, kInfinity);
   }
 
-  float operator()(float logit) const {
-    const float weight = Exp((logit - max_) / temperature_);
-    return logit >= cut_ ? weight : 0.0f;
+  // Everything after `last` weighs nothing from here on.
+  void CutAfter(const Candidate& last) {
+    cut_ = last.logit;
+    last_of_cut_ = last.id;
   }
+
+  // Natural logarithm of the weight that a logit has before the cuts.
+  float Log(float logit) const { return (logit - max_) / temperature_; }
+
+  float operator()(float logit) const { return SelectOrZero(logit >= cut_, Exp(Log(logit))); }
+
   // out: [kBlock]; banned ids weigh nothing.
   std::span<const float> OfBlock(std::span<const float> logits, size_t begin, const Banned& banned,
                                  std::array<float, kBlock>& out) const {
     const std::span<const float> block = Block(logits, begin);
-    for (size_t i = 0; i < block.size(); ++i) out[i] = (*this)(block[i]);
+    const Weights weights = *this;  // a copy that `out` cannot alias
+    for (size_t i = 0; i < block.size(); ++i) out[i] = weights(block[i]);
+    for (size_t i = 0; i < block.size() && begin + block.size() > last_of_cut_; ++i) {
+      if (block[i] == cut_ && begin + i > last_of_cut_) out[i] = 0.0f;
+    }
     for (const TokenId id : banned.Within(begin, begin + block.size())) out[id - begin] = 0.0f;
     return std::span(out).first(block.size());
   }
 
  private:
-  float max_, temperature_, cut_;
+  float max_, temperature_;
+  float cut_ = -kInfinity;
+  size_t last_of_cut_ = std::numeric_limits<size_t>::max();  // of ids whose logit is cut_
 };
 
 // The candidate at the place `draw` in [0, 1) of the total weight.
@@ -195,20 +214,18 @@ TokenId DrawFromList(std::span<const Candidate> candidates, const Weights& weigh
   return last;
 }
 
-// Cuts a descending list where its weights reach top_p of `total`; false when they do not.
-bool CutNucleus(std::vector<Candidate>& candidates, const Weights& weights, double top_p,
-                double& total) {
-  const double goal = top_p * total;
+// Cuts a descending list where its weights reach `goal` (not at all when they do not); returns
+// what is left of them.
+double CutNucleus(std::vector<Candidate>& candidates, const Weights& weights, double goal) {
   double sum = 0;
   for (size_t i = 0; i < candidates.size(); ++i) {
     sum += weights(candidates[i].logit);
     if (sum >= goal) {
       candidates.resize(i + 1);
-      total = sum;
-      return true;
+      break;
     }
   }
-  return false;
+  return sum;
 }
 
 // The weights of a whole vocabulary, summed by blocks; a draw weighs one block again.
@@ -252,33 +269,70 @@ class VocabularyDraw {
   double total_ = 0;
 };
 
-// How far down the vocabulary is sorted in search of the top-p nucleus, step by step.
-constexpr size_t kNucleusGuesses[] = {64, 1024, 16384};
-
 TokenId DrawTopK(std::span<const float> logits, const SamplingOptions& options,
                  const Weights& weights, const Banned& banned, double draw) {
   std::vector<Candidate> candidates = TopCandidates(logits, options.top_k, banned);
   double total = 0;
   for (const Candidate& candidate : candidates) total += weights(candidate.logit);
-  if (options.top_p < 1) CutNucleus(candidates, weights, options.top_p, total);
+  if (options.top_p < 1) total = CutNucleus(candidates, weights, options.top_p * total);
   return DrawFromList(candidates, weights, total, draw);
 }
 
-TokenId DrawAny(std::span<const float> logits, const SamplingOptions& options,
-                const Weights& weights, const Banned& banned, double draw) {
-  VocabularyDraw vocabulary(logits, weights, banned);
-  if (options.top_p == 1) return vocabulary.Draw(draw);
-  double total = vocabulary.total();
-  for (const size_t guess : kNucleusGuesses) {
-    if (guess >= logits.size()) break;
-    std::vector<Candidate> candidates = TopCandidates(logits, guess, banned);
-    if (CutNucleus(candidates, weights, options.top_p, total)) {
-      return DrawFromList(candidates, weights, total, draw);
+// Top-p without sorting the vocabulary: a histogram of the weights' logarithms shows in which
+// bucket the sum reaches `goal`, and only that bucket is sorted.
+class NucleusHistogram {
+ public:
+  NucleusHistogram(std::span<const float> logits, const Weights& weights, const Banned& banned)
+      : logits_(logits), weights_(weights), banned_(banned) {
+    ForEach([&](size_t bucket, const Candidate&, float weight) { mass_[bucket] += weight; });
+  }
+
+  // The last candidate that belongs to the nucleus; id -1 when the sum does not reach `goal`.
+  Candidate Last(double goal) {
+    size_t bucket = 0;
+    while (bucket < kBuckets && mass_[bucket] < goal) goal -= mass_[bucket++];
+    if (bucket == kBuckets) return {-1, 0};
+    std::vector<Candidate> candidates;
+    ForEach([&](size_t of, const Candidate& candidate, float) {
+      if (of == bucket) candidates.push_back(candidate);
+    });
+    std::sort(candidates.begin(), candidates.end(), Before);
+    CutNucleus(candidates, weights_, goal);
+    return candidates.back();
+  }
+
+ private:
+  static constexpr float kBucketsPerUnit = 16;
+  static constexpr size_t kBuckets = static_cast<size_t>(-kLogZero * kBucketsPerUnit) + 1;
+
+  template <typename Visit>
+  void ForEach(Visit visit) {
+    for (size_t begin = 0; begin < logits_.size(); begin += kBlock) {
+      const auto weights = weights_.OfBlock(logits_, begin, banned_, scratch_);
+      for (size_t i = 0; i < weights.size(); ++i) {
+        if (weights[i] == 0) continue;
+        const Candidate candidate{static_cast<TokenId>(begin + i), logits_[begin + i]};
+        const float bucket = -weights_.Log(candidate.logit) * kBucketsPerUnit;
+        visit(static_cast<size_t>(bucket), candidate, weights[i]);
+      }
     }
   }
-  std::vector<Candidate> all = TopCandidates(logits, logits.size(), banned);
-  CutNucleus(all, weights, options.top_p, total);
-  return DrawFromList(all, weights, total, draw);
+
+  std::span<const float> logits_;
+  const Weights& weights_;
+  const Banned& banned_;
+  std::array<float, kBlock> scratch_;
+  std::array<double, kBuckets> mass_{};  // [0]: the largest weights
+};
+
+TokenId DrawAny(std::span<const float> logits, const SamplingOptions& options, Weights weights,
+                const Banned& banned, double draw) {
+  if (options.top_p < 1) {
+    const double goal = options.top_p * VocabularyDraw(logits, weights, banned).total();
+    const Candidate last = NucleusHistogram(logits, weights, banned).Last(goal);
+    if (last.id >= 0) weights.CutAfter(last);
+  }
+  return VocabularyDraw(logits, weights, banned).Draw(draw);
 }
 
 void AddLogprobs(std::span<const float> logits, float max, int top_logprobs, Sampled& out) {
