@@ -1,0 +1,87 @@
+#include "engine/layer/expanded_weights.h"
+
+#include <cstring>
+#include <thread>
+
+#include "gtest/gtest.h"
+#include "tests/testing/engine_runner.h"
+#include "tests/testing/tiny_model.h"
+
+namespace ringfill {
+namespace {
+
+Instant InOneMinute() { return Clock::Real().Now() + std::chrono::minutes(1); }
+
+std::shared_ptr<const Model> SixLayers() {
+  TinyModelOptions tiny;
+  tiny.layers = 6;
+  tiny.SetMatrixTypes(WeightType::kQ8_0);
+  return LoadModelOrDie(WriteTinyModel(tiny));
+}
+
+// Users of several threads each walk the layers several times; every read finds the layer's own
+// weights, as packed directly.
+void WalkLayers(int64_t budget, int users, int threads) {
+  const auto model = SixLayers();
+  ExpandedWeights weights(*model, DType::kF32, budget, users);
+  std::vector<std::vector<std::byte>> expected;
+  MatrixProducts direct;
+  const PackedFormat& format = weights.format(LayerMatrix::kGate);
+  for (const LayerWeights& layer : model->layers()) {
+    AlignedBuffer packed(format.bytes());
+    direct.Pack(layer.gate, 0, format, packed.data());
+    expected.emplace_back(packed.data(), packed.data() + packed.size());
+  }
+  std::vector<std::thread> user_threads;
+  for (int u = 0; u < users; ++u) {
+    user_threads.emplace_back([&] {
+      for (int pass = 0; pass < 5; ++pass) {
+        for (int layer = 0; layer < 6; ++layer) {
+          std::vector<std::thread> helpers;
+          for (int t = 0; t < threads; ++t) {
+            helpers.emplace_back([&, layer] {
+              MatrixProducts products;
+              ASSERT_TRUE(weights.Acquire(layer, products, InOneMinute()).ok());
+              const auto& want = expected[static_cast<size_t>(layer)];
+              EXPECT_EQ(
+                  std::memcmp(weights.packed(layer, LayerMatrix::kGate), want.data(), want.size()),
+                  0)
+                  << "layer " << layer;
+            });
+          }
+          for (std::thread& helper : helpers) helper.join();
+          weights.Release(layer);
+        }
+      }
+    });
+  }
+  for (std::thread& thread : user_threads) thread.join();
+}
+
+TEST(ExpandedWeightsTest, TwoSlotsServeAllUsers) {
+  WalkLayers(0, 1, 1);
+  WalkLayers(0, 3, 2);
+}
+
+TEST(ExpandedWeightsTest, ALargeBudgetKeepsEveryLayer) {
+  const auto model = SixLayers();
+  ExpandedWeights weights(*model, DType::kF32, int64_t{1} << 30, 2);
+  EXPECT_EQ(weights.slots(), 6);
+  WalkLayers(int64_t{1} << 30, 3, 2);
+}
+
+TEST(ExpandedWeightsTest, WaitingForALayerThatNobodyLeavesEnds) {
+  const auto model = SixLayers();
+  ExpandedWeights weights(*model, DType::kF32, 0, 2);
+  MatrixProducts products;
+  ASSERT_TRUE(weights.Acquire(0, products, InOneMinute()).ok());
+  weights.Release(0);  // one of two users
+  const absl::Status status =
+      weights.Acquire(2, products, Clock::Real().Now() + std::chrono::milliseconds(20));
+  EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
+  weights.Reset();
+  EXPECT_TRUE(weights.Acquire(2, products, InOneMinute()).ok());
+}
+
+}  // namespace
+}  // namespace ringfill
