@@ -1,7 +1,10 @@
 #include "engine/compute/attention/attention.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <random>
 #include <string>
@@ -198,6 +201,37 @@ TEST_P(AttentionTest, IndexedAndConsecutivePagesGiveEqualBits) {
   EXPECT_EQ(a.max(), b.max());
   EXPECT_EQ(a.sum(), b.sum());
   EXPECT_EQ(a.acc(), b.acc());
+}
+
+// Pages more than 4 GiB from the base, with and without an index: 32-bit offsets would wrap onto
+// zeros.
+TEST_P(AttentionTest, OffsetsAre64Bit) {
+  const KvBlockShape shape = Shape(64, 16);
+  const auto kernel = MakeAttentionKernel(shape, isa());
+  const PagedRun near(shape, {64, false, 1.0f, 35});
+  const KvBlocks from = near.blocks();
+  constexpr size_t kStride = size_t{3} << 29;
+  constexpr size_t kBytes = 4 * kStride;
+  void* map = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(map, MAP_FAILED);
+  KvBlocks far{static_cast<std::byte*>(map), nullptr, kStride, from.k_offset_bytes,
+               from.v_offset_bytes};
+  for (size_t i = 0; i < 4; ++i) {
+    std::memcpy(static_cast<std::byte*>(map) + i * kStride, from.base + i * from.page_stride_bytes,
+                from.page_stride_bytes);
+  }
+  const std::vector<uint32_t> index = {0, 1, 2, 3};
+  for (const uint32_t* page_index : {static_cast<const uint32_t*>(nullptr), index.data()}) {
+    far.page_index = page_index;
+    TestTile want(shape, 3, {64}, 36);
+    TestTile got = want;
+    want.Run(*kernel, from);
+    got.Run(*kernel, far);
+    EXPECT_EQ(got.sum(), want.sum());
+    EXPECT_EQ(got.acc(), want.acc());
+  }
+  munmap(map, kBytes);
 }
 
 // What strict numerics rest on: a row's bits do not depend on the rows beside it.
