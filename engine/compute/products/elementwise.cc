@@ -3,88 +3,63 @@
 #include <cmath>
 
 #include "base/check.h"
-#include "base/float_types.h"
+#include "engine/compute/products/elementwise_kernels.h"
 
 namespace ringfill {
 namespace {
 
-float Load(const float* p) { return *p; }
-float Load(const Bf16* p) { return ToFloat(*p); }
-void Store(float v, float* out) { *out = v; }
-void Store(float v, Bf16* out) { *out = ToBf16(v); }
-
-template <typename Out>
-void RmsNormRows(const float* x, const float* weight, float epsilon, int64_t rows, int64_t n,
-                 Out* out) {
-  for (int64_t r = 0; r < rows; ++r, x += n, out += n) {
-    double squares = 0;
-    for (int64_t i = 0; i < n; ++i) squares += static_cast<double>(x[i]) * x[i];
-    const double mean = squares / static_cast<double>(n);
-    const float scale = static_cast<float>(1.0 / std::sqrt(mean + epsilon));
-    for (int64_t i = 0; i < n; ++i) Store(x[i] * scale * weight[i], out + i);
-  }
-}
-
-template <typename T>
-void SiluMulOf(const T* gate, const T* up, int64_t n, T* out) {
-  for (int64_t i = 0; i < n; ++i) {
-    const float g = Load(gate + i);
-    Store(g / (1.0f + std::exp(-g)) * Load(up + i), out + i);
-  }
+const ElementwiseKernels& Best() {
+  static const ElementwiseKernels& kernels = ElementwiseKernelsFor(DetectCpuIsa());
+  return kernels;
 }
 
 }  // namespace
 
 void RmsNorm(const float* x, const float* weight, float epsilon, int64_t rows, int64_t n,
              DType out_type, void* out) {
-  if (out_type == DType::kF32) {
-    RmsNormRows(x, weight, epsilon, rows, n, static_cast<float*>(out));
-  } else {
-    RmsNormRows(x, weight, epsilon, rows, n, static_cast<Bf16*>(out));
-  }
+  Best().rms_norm(x, weight, epsilon, rows, n, out_type, out);
 }
 
-void AddInPlace(float* x, const float* y, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) x[i] += y[i];
-}
+void AddInPlace(float* x, const float* y, int64_t n) { Best().add_in_place(x, y, n); }
 
 void SiluMul(DType type, const void* gate, const void* up, int64_t n, void* out) {
-  if (type == DType::kF32) {
-    SiluMulOf(static_cast<const float*>(gate), static_cast<const float*>(up), n,
-              static_cast<float*>(out));
-  } else {
-    SiluMulOf(static_cast<const Bf16*>(gate), static_cast<const Bf16*>(up), n,
-              static_cast<Bf16*>(out));
-  }
+  Best().silu_mul(type, gate, up, n, out);
 }
 
 void ConvertFloats(const float* x, int64_t n, DType type, void* out) {
-  for (int64_t i = 0; i < n; ++i) {
-    if (type == DType::kF32) {
-      static_cast<float*>(out)[i] = x[i];
-    } else {
-      static_cast<Bf16*>(out)[i] = ToBf16(x[i]);
-    }
-  }
+  Best().convert_floats(x, n, type, out);
 }
 
-bool AllFinite(const float* x, int64_t n) {
-  for (int64_t i = 0; i < n; ++i) {
-    if (!std::isfinite(x[i])) return false;
-  }
-  return true;
-}
+bool AllFinite(const float* x, int64_t n) { return Best().all_finite(x, n); }
 
 LogSumExpResult LogSumExpOf(const float* x, int64_t n) {
   RF_CHECK(n > 0);
-  int64_t argmax = 0;
-  for (int64_t i = 1; i < n; ++i) {
-    if (x[i] > x[argmax]) argmax = i;
+  return Best().log_sum_exp(x, n);
+}
+
+Rope::Rope(const Options& options) : options_(options) {
+  const int pairs = options_.rope_dims / 2;
+  RF_CHECK(options_.rope_dims >= 0 && options_.rope_dims % 2 == 0);
+  RF_CHECK(options_.rope_dims <= options_.head_dim);
+  RF_CHECK(options_.factors.empty() || options_.factors.size() == static_cast<size_t>(pairs));
+  frequency_.resize(static_cast<size_t>(pairs));
+  for (int i = 0; i < pairs; ++i) {
+    const double exponent = -2.0 * i / options_.rope_dims;
+    frequency_[i] = options_.position_scale * std::pow(options_.base, exponent);
+    if (!options_.factors.empty()) frequency_[i] /= static_cast<double>(options_.factors[i]);
   }
-  const double max = x[argmax];
-  double sum = 0;
-  for (int64_t i = 0; i < n; ++i) sum += std::exp(x[i] - max);
-  return {static_cast<float>(max + std::log(sum)), x[argmax], argmax};
+}
+
+void Rope::Angles(int64_t position, float* cos_sin) const {
+  for (size_t i = 0; i < frequency_.size(); ++i) {
+    const double angle = static_cast<double>(position) * frequency_[i];
+    cos_sin[2 * i] = static_cast<float>(std::cos(angle));
+    cos_sin[2 * i + 1] = static_cast<float>(std::sin(angle));
+  }
+}
+
+void Rope::Apply(const float* cos_sin, int heads, float* x) const {
+  Best().rotate(cos_sin, options_.rope_dims, heads, options_.head_dim, x);
 }
 
 }  // namespace ringfill

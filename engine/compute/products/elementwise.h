@@ -1,5 +1,5 @@
-// The small per-token operations between products. Vectorised for the machine's best set unless
-// `isa` says otherwise.
+// The small per-token operations between products, vectorised for the machine's best instruction
+// set (elementwise_kernels.h has each set by name). All are thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -58,6 +58,7 @@ class Rope {
 };
 
 // Returns log(sum_i e^(x[i])), natural, and the index and value of the largest (first of equals).
+// -inf adds nothing; a NaN makes both values NaN and argmax 0. REQUIRES: n > 0.
 struct LogSumExpResult {
   float log_sum_exp;
   float max;

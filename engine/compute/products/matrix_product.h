@@ -26,7 +26,9 @@ inline constexpr int64_t kMaxProductRows = 256;
 int64_t ProductRowTile(int64_t rows);
 
 // The packed order of an [n, k] weight of element type `dtype`; decides bytes and layout. Cheap to
-// copy. Same (dtype, n, k) gives the same format in every thread.
+// copy, 0.1 ms to make. Same (dtype, n, k) gives the same format in every thread. Where the machine
+// has no bf16 products, those of kBF16 run in float32: weights are packed as float32, unrounded,
+// and x is widened inside.
 class PackedFormat {
  public:
   PackedFormat(DType dtype, int64_t n, int64_t k);

@@ -57,18 +57,18 @@ HWY_INLINE void TransposeQuad(const uint32_t* HWY_RESTRICT strip, int first, int
   hn::StoreU(hn::InterleaveUpper(du, even23, odd23), du, out + 3 * width);
 }
 
-// Writes `depth` units (a multiple of 4) of the strip's first `columns` rows as columns of `out`.
+// Writes `depth` units of the strip's first `columns` rows as columns of `out`.
 HWY_INLINE void TransposeStrip(const uint32_t* HWY_RESTRICT strip, int64_t depth, int64_t columns,
                                int64_t width, uint32_t* HWY_RESTRICT out) {
+  int64_t u = 0;
   if (columns == kStripRows) {
-    for (int64_t u = 0; u < depth; u += 4) {
+    for (; u + 4 <= depth; u += 4) {
       for (int c = 0; c < kStripRows; c += kLanes) {
         TransposeQuad(strip + u, c, width, out + u * width + c);
       }
     }
-    return;
   }
-  for (int64_t u = 0; u < depth; ++u) {
+  for (; u < depth; ++u) {
     for (int64_t c = 0; c < columns; ++c) out[u * width + c] = strip[c * kStripStride + u];
   }
 }
