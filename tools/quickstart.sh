@@ -60,7 +60,7 @@ say "starting the daemon"
 # A session of its own when it stays: Ctrl-C at the prompt must not end it.
 launcher=()
 if $keep; then launcher=(setsid); fi
-"${launcher[@]}" "$root/build/release/server/ringfilld" --config "$root/config/quickstart.yaml" \
+"${launcher[@]}" "$root/build/release/bin/ringfilld" --config "$root/config/quickstart.yaml" \
   >"$run_dir/ready" 2>"$run_dir/log" </dev/null &
 daemon_pid=$!
 
@@ -87,7 +87,7 @@ say "asking about $document: $question"
 {
   cat "$document"
   printf '\n\n%s\n' "$question"
-} | "$root/build/release/cli/ringfill" --address "$address" generate --chat --prompt-file - \
+} | "$root/build/release/bin/ringfill" --address "$address" generate --chat --prompt-file - \
   --max-tokens "$max_tokens" --stats
 
 printf '\n' >&2
@@ -95,7 +95,7 @@ if $keep; then
   trap - EXIT
   say "the daemon stays: pid $daemon_pid, gRPC on $address, metrics on http://$metrics/metrics"
   say "its log is $run_dir/log; stop it with: kill $daemon_pid"
-  say "next: build/release/cli/ringfill --address $address generate --chat --prompt 'Why is the sky blue?'"
+  say "next: build/release/bin/ringfill --address $address generate --chat --prompt 'Why is the sky blue?'"
 else
   say "next: tools/quickstart.sh --keep leaves the daemon running; --prompt-file F reads your document"
 fi
