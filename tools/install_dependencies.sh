@@ -21,7 +21,7 @@ packages=(
   # The presets build the tests too.
   libgmock-dev libgtest-dev
 )
-test_packages=(clang clang-format libclang-rt-14-dev llvm)
+test_packages=(clang clang-format libclang-rt-14-dev llvm shellcheck)
 
 for argument in "$@"; do
   case $argument in
