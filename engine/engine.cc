@@ -9,9 +9,8 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
-#include "absl/synchronization/mutex.h"
-#include "absl/time/time.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "engine/engine_metrics.h"
 #include "engine/request/generation.h"
 #include "engine/schedule/scheduler.h"
@@ -21,7 +20,7 @@ namespace ringfill {
 namespace {
 
 // How often the leader looks at full outboxes and deadlines while it has nothing to compute.
-constexpr absl::Duration kIdlePoll = absl::Milliseconds(5);
+constexpr Duration kIdlePoll = std::chrono::milliseconds(5);
 constexpr int kSpinRounds = 2000;
 
 int UsableCores() {
@@ -131,15 +130,15 @@ class Engine::Impl {
   std::atomic<bool> stopping_{false};
   std::atomic<int64_t> progress_ns_{0};  // clock time of the last progress
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
   std::deque<std::pair<SequenceId, std::unique_ptr<Generation>>> inbox_ ABSL_GUARDED_BY(mutex_);
   SequenceId next_id_ ABSL_GUARDED_BY(mutex_) = 1;
   int64_t queued_ ABSL_GUARDED_BY(mutex_) = 0;  // inbox and the scheduler's queue
   int64_t living_ ABSL_GUARDED_BY(mutex_) = 0;  // queued or running
   bool draining_ ABSL_GUARDED_BY(mutex_) = false;
   EngineStatus status_ ABSL_GUARDED_BY(mutex_);
-  absl::CondVar work_;
-  absl::CondVar idle_;
+  CondVar work_;
+  CondVar idle_;
 
   std::thread leader_;
 };
@@ -236,7 +235,7 @@ absl::Status Engine::Impl::Start() {
 Engine::Impl::~Impl() {
   if (!leader_.joinable()) return;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     draining_ = true;
     stopping_.store(true);
     work_.SignalAll();
@@ -260,7 +259,7 @@ absl::StatusOr<std::shared_ptr<Outbox>> Engine::Impl::Submit(Request request,
       std::make_unique<Generation>(std::move(request), max_tokens, outbox, *tokenizer_, now);
   int64_t ahead = 0;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     if (draining_) return absl::UnavailableError("the daemon is shutting down");
     if (queued_ >= options_.max_queued_requests) {
       return absl::ResourceExhaustedError(
@@ -278,22 +277,22 @@ absl::StatusOr<std::shared_ptr<Outbox>> Engine::Impl::Submit(Request request,
 }
 
 void Engine::Impl::BeginDrain() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   draining_ = true;
   status_.draining = true;
 }
 
 bool Engine::Impl::WaitIdle(Duration timeout) {
-  const absl::Time until = absl::Now() + absl::FromChrono(timeout);
-  absl::MutexLock lock(&mutex_);
+  const Instant until = std::chrono::steady_clock::now() + timeout;
+  MutexLock lock(&mutex_);
   while (living_ > 0) {
-    if (idle_.WaitWithDeadline(&mutex_, until)) return living_ == 0;
+    if (!idle_.WaitUntil(&mutex_, until)) return living_ == 0;
   }
   return true;
 }
 
 EngineStatus Engine::Impl::Status() const {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   EngineStatus out = status_;
   out.queued = queued_;
   out.running = living_ - queued_;
@@ -306,7 +305,7 @@ EngineStatus Engine::Impl::Status() const {
 }
 
 bool Engine::Impl::WaitForWork() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   while (inbox_.empty() && active_.empty() && !stopping_) work_.Wait(&mutex_);
   return !stopping_;
 }
@@ -321,9 +320,9 @@ void Engine::Impl::Loop() {
     if (plan.empty()) {
       EndStarved();
       Publish();
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       if (inbox_.empty() && !active_.empty() && !stopping_) {
-        work_.WaitWithTimeout(&mutex_, kIdlePoll);
+        work_.WaitUntil(&mutex_, std::chrono::steady_clock::now() + kIdlePoll);
       }
       continue;
     }
@@ -339,7 +338,7 @@ void Engine::Impl::Loop() {
 void Engine::Impl::TakeInbox() {
   std::deque<std::pair<SequenceId, std::unique_ptr<Generation>>> arrived;
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     arrived.swap(inbox_);
   }
   if (!arrived.empty() && active_.empty()) {
@@ -379,7 +378,7 @@ void Engine::Impl::AdmitQueued() {
   const std::vector<SequenceId> admitted = scheduler_->Admit();
   const Instant now = clock_.Now();
   for (SequenceId id : admitted) active_.at(id)->NoteStarted(now);
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   queued_ -= static_cast<int64_t>(admitted.size());
 }
 
@@ -552,7 +551,7 @@ void Engine::Impl::Forget(SequenceId id) {
   if (options_.poison_freed_pages) workers_->Poison(freed);
   active_.erase(id);
   Publish();
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   queued_ -= left_queue;
   if (--living_ == 0) idle_.SignalAll();
 }
@@ -565,7 +564,7 @@ void Engine::Impl::Publish() {
     metrics_.ranks[r].kv_pages_free->Set(static_cast<double>(scheduler_->pages_total() - used));
   }
   metrics_.running_requests.Set(static_cast<double>(scheduler_->running()));
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   metrics_.queue_length.Set(static_cast<double>(queued_));
   status_.steps = static_cast<int64_t>(metrics_.steps.Value());
   status_.epoch = epoch_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "absl/time/time.h"
 #include "base/check.h"
 
 namespace ringfill {
@@ -53,9 +52,7 @@ ExpandedWeights::ExpandedWeights(const Model& model, DType dtype, int64_t budget
 
 absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Instant deadline) {
   Slot& slot = SlotOf(layer);
-  const absl::Duration timeout = absl::FromChrono(deadline - std::chrono::steady_clock::now());
-  const absl::Time until = absl::Now() + timeout;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   while (slot.layer != layer) {
     if (slot.readers == 0) {
       slot.layer = layer;
@@ -64,7 +61,7 @@ absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Insta
       slot.readers = users_;
       break;
     }
-    if (changed_.WaitWithDeadline(&mutex_, until)) {
+    if (!changed_.WaitUntil(&mutex_, deadline)) {
       return absl::DeadlineExceededError("waited too long for another rank to leave a layer");
     }
   }
@@ -79,7 +76,7 @@ absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Insta
     if (++slot.done_pieces == kLayerMatrices) changed_.SignalAll();
   }
   while (slot.done_pieces < kLayerMatrices) {
-    if (changed_.WaitWithDeadline(&mutex_, until)) {
+    if (!changed_.WaitUntil(&mutex_, deadline)) {
       return absl::DeadlineExceededError("waited too long for a layer to be expanded");
     }
   }
@@ -88,7 +85,7 @@ absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Insta
 
 void ExpandedWeights::Release(int layer) {
   if (resident_) return;
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   Slot& slot = SlotOf(layer);
   RF_CHECK(slot.layer == layer && slot.readers > 0);
   if (--slot.readers == 0) {
@@ -103,7 +100,7 @@ const std::byte* ExpandedWeights::packed(int layer, LayerMatrix m) const {
 }
 
 void ExpandedWeights::Reset() {
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   for (Slot& slot : slots_) {
     slot.layer = -1;
     slot.readers = 0;

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
 #include "base/aligned_buffer.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/compute/products/matrix_product.h"
 #include "engine/model/model.h"
@@ -66,8 +66,8 @@ class ExpandedWeights {
   std::vector<size_t> offsets_;        // [kLayerMatrices] in a slot
   size_t layer_bytes_ = 0;
   bool resident_ = false;  // a slot for each layer
-  absl::Mutex mutex_;
-  absl::CondVar changed_;
+  Mutex mutex_;
+  CondVar changed_;
   std::vector<Slot> slots_;  // the fields other than storage are guarded by mutex_
 };
 

@@ -143,13 +143,13 @@ absl::Status PrefillPass::Run() {
 
 absl::Status PrefillPass::AcquireLayer(int layer) {
   const Instant deadline = ctx_.clock->Now() + RoundTimeout();
-  absl::Mutex mutex;
+  Mutex mutex;
   absl::Status first;
   rank_.team.ParallelFor(rank_.team.size(), [&](int t, int64_t) {
     absl::Status status =
         ctx_.weights->Acquire(layer, rank_.scratch[static_cast<size_t>(t)]->products, deadline);
     if (!status.ok()) {
-      absl::MutexLock lock(&mutex);
+      MutexLock lock(&mutex);
       first.Update(status);
     }
   });

@@ -23,7 +23,7 @@ ThreadTeam::ThreadTeam(int threads, int spin_rounds) : spin_rounds_(spin_rounds)
 ThreadTeam::~ThreadTeam() {
   stop_.store(true);
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     generation_.fetch_add(1);
     job_published_.SignalAll();
   }
@@ -40,7 +40,7 @@ void ThreadTeam::ParallelFor(int64_t n, Function fn) {
   next_.store(0, std::memory_order_relaxed);
   working_.store(static_cast<int>(helpers_.size()), std::memory_order_relaxed);
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     generation_.fetch_add(1, std::memory_order_release);
     job_published_.SignalAll();
   }
@@ -49,7 +49,7 @@ void ThreadTeam::ParallelFor(int64_t n, Function fn) {
     if (working_.load(std::memory_order_acquire) == 0) return;
     Pause();
   }
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   while (working_.load(std::memory_order_acquire) != 0) job_finished_.Wait(&mutex_);
 }
 
@@ -68,7 +68,7 @@ uint64_t ThreadTeam::AwaitJob(uint64_t seen) {
     if (now != seen) return now;
     Pause();
   }
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   while (generation_.load(std::memory_order_acquire) == seen) job_published_.Wait(&mutex_);
   return generation_.load(std::memory_order_acquire);
 }
@@ -82,7 +82,7 @@ void ThreadTeam::HelperLoop(int thread) {
     // The count falls under the mutex only when this was the last helper: the owner may sleep on
     // it.
     if (working_.fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      absl::MutexLock lock(&mutex_);
+      MutexLock lock(&mutex_);
       job_finished_.Signal();
     }
   }

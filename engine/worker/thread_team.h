@@ -8,7 +8,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "absl/functional/function_ref.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 
 namespace ringfill {
 
@@ -47,9 +47,9 @@ class ThreadTeam {
   std::atomic<uint64_t> generation_{0};
   std::atomic<int> working_{0};  // helpers that have not finished the current job
   std::atomic<bool> stop_{false};
-  absl::Mutex mutex_;
-  absl::CondVar job_published_;
-  absl::CondVar job_finished_;
+  Mutex mutex_;
+  CondVar job_published_;
+  CondVar job_finished_;
 };
 
 }  // namespace ringfill

@@ -50,8 +50,9 @@ WorkerGroup::WorkerGroup(const ForwardContext& context, const Placement& placeme
 
 WorkerGroup::~WorkerGroup() {
   {
-    absl::MutexLock lock(&mutex_);
+    MutexLock lock(&mutex_);
     stop_ = true;
+    step_published_.SignalAll();
   }
   for (std::thread& thread : threads_) thread.join();
 }
@@ -71,14 +72,14 @@ void WorkerGroup::Poison(const BlockTable& freed) {
 
 std::vector<RankStepResult> WorkerGroup::Run(const StepPlan& plan, const StepControl& control) {
   std::vector<RankStepResult> results(ranks_.size());
-  absl::MutexLock lock(&mutex_);
+  MutexLock lock(&mutex_);
   plan_ = &plan;
   control_ = &control;
   results_ = &results;
   running_ = static_cast<int>(ranks_.size());
   ++generation_;
-  mutex_.Await(absl::Condition(
-      +[](int* running) { return *running == 0; }, &running_));
+  step_published_.SignalAll();
+  while (running_ > 0) step_finished_.Wait(&mutex_);
   return results;
 }
 
@@ -90,11 +91,8 @@ void WorkerGroup::RankLoop(int index) {
     const StepControl* control;
     RankStepResult* result;
     {
-      absl::MutexLock lock(&mutex_);
-      auto ready = [this, &seen]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-        return stop_ || generation_ != seen;
-      };
-      mutex_.Await(absl::Condition(&ready));
+      MutexLock lock(&mutex_);
+      while (!stop_ && generation_ == seen) step_published_.Wait(&mutex_);
       if (stop_) return;
       seen = generation_;
       plan = plan_;
@@ -104,8 +102,8 @@ void WorkerGroup::RankLoop(int index) {
     result->status = RunPasses(rank, *plan, *control, *result);
     // Peers that wait for this rank must learn at once.
     if (!result->status.ok()) rank.comm->Abort(result->status);
-    absl::MutexLock lock(&mutex_);
-    --running_;
+    MutexLock lock(&mutex_);
+    if (--running_ == 0) step_finished_.Signal();
   }
 }
 

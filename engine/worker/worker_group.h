@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "absl/base/thread_annotations.h"
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "base/status.h"
 #include "engine/worker/rank.h"
 
@@ -45,7 +45,9 @@ class WorkerGroup {
   std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 
-  absl::Mutex mutex_;
+  Mutex mutex_;
+  CondVar step_published_;
+  CondVar step_finished_;
   const StepPlan* plan_ ABSL_GUARDED_BY(mutex_) = nullptr;
   const StepControl* control_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::vector<RankStepResult>* results_ ABSL_GUARDED_BY(mutex_) = nullptr;

@@ -3,18 +3,19 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "absl/synchronization/mutex.h"
+#include "base/mutex.h"
 #include "base/check.h"
 
 namespace ringfill {
 namespace {
 
-constexpr absl::Duration kHangLimit = absl::Minutes(5);
+constexpr Duration kHangLimit = std::chrono::minutes(5);
 
 }  // namespace
 
 struct Client::Signal {
-  absl::Mutex mutex;
+  Mutex mutex;
+  CondVar changed;
   bool ready ABSL_GUARDED_BY(mutex) = false;
 };
 
@@ -35,8 +36,9 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Start(Engine& engine, Request re
   client->signal_ = std::make_shared<Signal>();
   RF_ASSIGN_OR_RETURN(client->outbox_,
                       engine.Submit(std::move(request), [signal = client->signal_] {
-                        absl::MutexLock lock(&signal->mutex);
+                        MutexLock lock(&signal->mutex);
                         signal->ready = true;
+                        signal->changed.Signal();
                       }));
   return client;
 }
@@ -48,10 +50,13 @@ Client::~Client() {
 Event Client::Next() {
   while (true) {
     if (std::optional<Event> event = outbox_->TryPop()) return *std::move(event);
-    absl::MutexLock lock(&signal_->mutex);
-    if (!signal_->mutex.AwaitWithTimeout(absl::Condition(&signal_->ready), kHangLimit)) {
-      std::fprintf(stderr, "no event came within the hang limit\n");
-      std::abort();
+    const Instant until = Clock::Real().Now() + kHangLimit;
+    MutexLock lock(&signal_->mutex);
+    while (!signal_->ready) {
+      if (!signal_->changed.WaitUntil(&signal_->mutex, until)) {
+        std::fprintf(stderr, "no event came within the hang limit\n");
+        std::abort();
+      }
     }
     signal_->ready = false;
   }
