@@ -111,7 +111,7 @@ std::vector<ConfigKey> EngineKeys() {
             kMaxBytes, "Memory for weights kept expanded; 0 is two layers."),
       Choice("kv.dtype", &Config::kv_dtype, {"auto", "f32", "bf16"}, "auto",
              "Type of stored keys and values; auto follows compute.dtype."),
-      Tokens("kv.page_tokens", "64", &Config::kv_page_tokens, 16, 4096, 16, "Tokens of a KV page."),
+      Tokens("kv.page_tokens", "64", &Config::kv_page_tokens, 16, 256, 16, "Tokens of a KV page."),
       Bytes("kv.memory_bytes", "0", &Config::kv_memory_bytes, 0, kMaxBytes,
             "KV memory over all ranks; 0 is four full contexts, at most a quarter of the memory."),
       Tokens("kv.decode_reserve", "256", &Config::kv_decode_reserve, 0, 1 << 20, 1,
@@ -123,7 +123,7 @@ std::vector<ConfigKey> EngineKeys() {
       Integer("scheduler.max_queued_requests", "64", &Config::scheduler_max_queued_requests, 1,
               65536, "Requests that may wait; more are refused with RESOURCE_EXHAUSTED."),
       Integer("scheduler.max_running_requests", "64", &Config::scheduler_max_running_requests, 1,
-              4096, "Requests served at the same time."),
+              256, "Requests served at the same time."),
       Integer("ring.min_round_timeout_ms", "30000", &Config::ring_min_round_timeout_ms, 10, 3.6e6,
               "Least milliseconds that a rank waits for a peer before the step fails."),
   };

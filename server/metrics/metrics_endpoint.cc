@@ -1,10 +1,52 @@
 #include "server/metrics/metrics_endpoint.h"
 
+#include <netdb.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <thread>
 #include <vector>
 
+#include "absl/synchronization/notification.h"
+#include "absl/time/time.h"
 #include "server/text.h"
 
 namespace ringfill {
+namespace {
+
+constexpr auto kNudgePeriod = absl::Milliseconds(10);
+
+// Connects to a numeric address and hangs up.
+void Nudge(const std::string& host, int port) {
+  const bool bracketed = host.starts_with('[');
+  const std::string bare = bracketed ? host.substr(1, host.size() - 2) : host;
+  addrinfo hints{};
+  hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (getaddrinfo(bare.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return;
+  const int fd = socket(found->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd >= 0) {
+    (void)connect(fd, found->ai_addr, found->ai_addrlen);
+    close(fd);
+  }
+  freeaddrinfo(found);
+}
+
+}  // namespace
+
+MetricsEndpoint::~MetricsEndpoint() {
+  if (exposer_ == nullptr) return;
+  // The HTTP server's accepting thread looks at its stop flag every two seconds, or when a
+  // connection comes.
+  absl::Notification stopped;
+  std::thread nudger([&] {
+    while (!stopped.WaitForNotificationWithTimeout(kNudgePeriod)) Nudge(host_, port_);
+  });
+  exposer_.reset();
+  stopped.Notify();
+  nudger.join();
+}
 
 absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const std::string& listen,
                                                                         const Metrics& metrics) {
@@ -20,6 +62,8 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const st
                                  "num_threads", "2", "request_timeout_ms", "10000"});
     const std::vector<int> ports = endpoint->exposer_->GetListeningPorts();
     if (ports.empty()) throw std::runtime_error("no port");
+    endpoint->host_ = host;
+    endpoint->port_ = ports[0];
     endpoint->address_ = Concat(host, ":", ports[0]);
     endpoint->exposer_->RegisterCollectable(endpoint->registry_);
     endpoint->exposer_->RegisterCollectable(endpoint->process_);

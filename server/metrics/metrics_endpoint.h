@@ -18,6 +18,8 @@ class MetricsEndpoint {
   // be bound.
   static absl::StatusOr<std::unique_ptr<MetricsEndpoint>> Start(const std::string& listen,
                                                                 const Metrics& metrics);
+  ~MetricsEndpoint();
+
   // With the real port.
   const std::string& address() const { return address_; }
 
@@ -27,6 +29,8 @@ class MetricsEndpoint {
   std::shared_ptr<prometheus::Registry> registry_;
   std::shared_ptr<ProcessMetrics> process_;
   std::unique_ptr<prometheus::Exposer> exposer_;
+  std::string host_;
+  int port_ = 0;
   std::string address_;
 };
 

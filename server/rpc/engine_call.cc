@@ -11,6 +11,10 @@
 namespace ringfill {
 namespace {
 
+// The client's clock started first: when its deadline passes, its cancellation arrives a little
+// before ours does.
+constexpr auto kDeadlineSlack = std::chrono::milliseconds(100);
+
 std::optional<Instant> DeadlineOf(const grpc::CallbackServerContext& context, Instant now) {
   using SystemClock = std::chrono::system_clock;
   const SystemClock::time_point deadline = context.deadline();
@@ -174,7 +178,7 @@ void EngineCall::WriteEnded(bool ok) {
 }
 
 void EngineCall::PeerGone() {
-  if (deadline_ && services_.clock.Now() >= *deadline_) {
+  if (deadline_ && services_.clock.Now() + kDeadlineSlack >= *deadline_) {
     return End(absl::DeadlineExceededError("the call's deadline has passed"));
   }
   End(absl::CancelledError("the client cancelled or went away"));
