@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <mutex>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -40,6 +41,13 @@ class OneThread {
  private:
   int before_;
 };
+
+// Held while primitives are described and created: oneDNN keeps one cache of them for the process,
+// and hands out descriptions that another thread made. Running a primitive needs no lock.
+std::mutex& CreationMutex() {
+  static std::mutex mutex;
+  return mutex;
+}
 
 // Without AVX-512 bf16 oneDNN refuses bf16 or crawls: products then widen to float32.
 bool HasBf16Products() {
@@ -140,6 +148,7 @@ int64_t ProductRowTile(int64_t rows) {
 PackedFormat::PackedFormat(DType dtype, int64_t n, int64_t k) : dtype_(dtype), n_(n), k_(k) {
   RF_CHECK(n > 0 && k > 0);
   const OneThread one_thread;
+  const std::lock_guard<std::mutex> lock(CreationMutex());
   const DType type = HasBf16Products() ? dtype : DType::kF32;
   impl_ = std::make_shared<const Impl>(MakeFormat(type, n, k));
 }
@@ -177,6 +186,7 @@ MatrixProducts::Impl::Product& MatrixProducts::Impl::Find(const PackedFormat& fo
   const int64_t n = format.n(), k = format.k();
   const auto [it, added] = products.try_emplace({type, piece.n, n, k, tile, y_type});
   if (added) {
+    const std::lock_guard<std::mutex> lock(CreationMutex());
     const auto description =
         Describe(engine, Rows(tile, k, type, k), piece.weights, Rows(tile, piece.n, y_type, n));
     it->second = {dnnl::matmul(description), memory(description.src_desc(), engine, nullptr),
