@@ -1,0 +1,270 @@
+// ringfilld as scripts see it: options, exit codes, the ready line, signals, logs.
+#include <signal.h>
+
+#include <fstream>
+#include <sstream>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "nlohmann/json.hpp"
+#include "server/app/version.h"
+#include "server/text.h"
+#include "tests/server/subprocess.h"
+#include "tests/server/test_daemon.h"
+#include "tests/testing/tiny_model.h"
+
+namespace ringfill {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+struct Exit {
+  int code;
+  std::string out;
+  std::string err;
+};
+
+Exit RunToEnd(const std::vector<std::string>& arguments) {
+  std::vector<std::string> command = {RINGFILLD};
+  command.insert(command.end(), arguments.begin(), arguments.end());
+  Subprocess process(command);
+  const int code = process.Wait();
+  return {code, process.rest_of_output(), process.Errors()};
+}
+
+// A running ringfilld on the tiny model and free ports.
+class Ringfilld {
+ public:
+  explicit Ringfilld(const std::vector<std::string>& settings = {}) : process_(Command(settings)) {
+    ready_ = process_.ReadLine();
+    const size_t grpc = ready_.find("grpc="), metrics = ready_.find(" metrics=");
+    if (grpc == std::string::npos || metrics == std::string::npos) return;
+    grpc_address_ = ready_.substr(grpc + 5, metrics - grpc - 5);
+    stub_ = TestDaemon::Connect(grpc_address_);
+  }
+
+  Subprocess& process() { return process_; }
+  const std::string& ready() const { return ready_; }
+  const std::string& grpc_address() const { return grpc_address_; }
+  v1::Ringfill::Stub& stub() { return *stub_; }
+
+ private:
+  static std::vector<std::string> Command(const std::vector<std::string>& settings) {
+    std::vector<std::string> command = {RINGFILLD,
+                                        "--set",
+                                        "model.path=" + TinyModelPath(),
+                                        "--set",
+                                        "server.listen=127.0.0.1:0",
+                                        "--set",
+                                        "metrics.listen=127.0.0.1:0",
+                                        "--set",
+                                        "ranks.count=2"};
+    for (const std::string& setting : settings) command.insert(command.end(), {"--set", setting});
+    return command;
+  }
+
+  Subprocess process_;
+  std::string ready_;
+  std::string grpc_address_;
+  std::unique_ptr<v1::Ringfill::Stub> stub_;
+};
+
+std::vector<nlohmann::json> LogLines(const std::string& errors) {
+  std::vector<nlohmann::json> lines;
+  std::istringstream in(errors);
+  for (std::string line; std::getline(in, line);) {
+    lines.push_back(nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false));
+    EXPECT_TRUE(lines.back().is_object()) << line;
+  }
+  return lines;
+}
+
+TEST(CommandLineTest, HelpAndVersionGoToStdout) {
+  const Exit help = RunToEnd({"--help"});
+  EXPECT_EQ(help.code, 0);
+  EXPECT_THAT(help.out, HasSubstr("kv.page_tokens = 64"));
+  EXPECT_THAT(help.out, HasSubstr("ringfilld --config"));
+  const Exit version = RunToEnd({"--version"});
+  EXPECT_EQ(version.code, 0);
+  EXPECT_EQ(version.out, Concat("ringfilld ", Version(), "\n"));
+}
+
+TEST(CommandLineTest, BadUsageAndConfigurationExitWith2) {
+  const std::string yaml = testing::TempDir() + "bad.yaml";
+  std::ofstream(yaml) << "ranks:\n  count: many\n";
+  const std::pair<std::vector<std::string>, std::string> cases[] = {
+      {{}, "--config FILE"},
+      {{"--bad"}, "--bad"},
+      {{"--config"}, "--config"},
+      {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
+      {{"--config", yaml}, yaml + ":2: ranks.count"},
+      {{"--config", yaml, "--check-config"}, yaml + ":2: ranks.count"},
+      {{"--config", yaml, "--print-config"}, yaml + ":2: ranks.count"},
+      {{"--set", "ranks.count=2"}, "model.path is not set"},
+      {{"--set", "ranks.cuont=2"}, "did you mean \"ranks.count\""},
+      {{"--set", "model.path=${RINGFILL_UNSET_VARIABLE}"}, "RINGFILL_UNSET_VARIABLE"},
+      {{"--set", "model.path=m", "stray"}, "stray"},
+  };
+  for (const auto& [arguments, says] : cases) {
+    const Exit result = RunToEnd(arguments);
+    EXPECT_EQ(result.code, 2) << says;
+    EXPECT_EQ(result.out, "") << says;
+    EXPECT_THAT(result.err, HasSubstr(says));
+  }
+}
+
+TEST(CommandLineTest, WhatDoesNotFitTheModelOrTheMachineExitsWith2) {
+  const std::string model = "model.path=" + TinyModelPath();
+  const std::vector<std::string> base = {"--set", model, "--set", "server.listen=127.0.0.1:0"};
+  const std::pair<std::string, std::string> cases[] = {
+      {"server.listen=203.0.113.7:1", "server.listen"},
+      {"metrics.listen=203.0.113.7:1", "metrics.listen"},
+  };
+  for (const auto& [setting, says] : cases) {
+    std::vector<std::string> arguments = base;
+    arguments.insert(arguments.end(), {"--set", setting});
+    const Exit result = RunToEnd(arguments);
+    EXPECT_EQ(result.code, 2) << setting;
+    EXPECT_EQ(result.out, "") << setting;
+    EXPECT_THAT(result.err, HasSubstr(says));
+    LogLines(result.err);
+  }
+}
+
+TEST(CommandLineTest, ModelsThatCannotBeLoadedExitWith3) {
+  for (const std::string& path :
+       {std::string("/nonexistent.gguf"), std::string("/tmp"),
+        WriteTempFile(std::vector<std::byte>(100, std::byte{'G'}), ".gguf")}) {
+    const Exit result = RunToEnd({"--set", "model.path=" + path});
+    EXPECT_EQ(result.code, 3) << path;
+    EXPECT_EQ(result.out, "");
+    const std::vector<nlohmann::json> lines = LogLines(result.err);
+    ASSERT_EQ(lines.size(), 1u) << result.err;
+    EXPECT_THAT(lines[0]["error"].get<std::string>(), HasSubstr(path));
+  }
+}
+
+TEST(CommandLineTest, ConfigCanBeCheckedAndPrinted) {
+  EXPECT_EQ(RunToEnd({"--set", "model.path=x", "--check-config"}).code, 0);
+  const Exit printed = RunToEnd({"--print-config", "--set", "ranks.count=5"});
+  EXPECT_EQ(printed.code, 0);
+  Config config = DefaultConfig();
+  ASSERT_TRUE(ApplyConfigYaml(printed.out, "printed", config).ok());
+  EXPECT_EQ(config.ranks_count, 5);
+  EXPECT_EQ(printed.out, PrintConfig(config));
+}
+
+TEST(ServeTest, PrintsOneLineAndStopsOnEachSignal) {
+  for (const int signal : {SIGTERM, SIGINT}) {
+    Ringfilld daemon;
+    EXPECT_THAT(daemon.ready(), StartsWith("ready grpc=127.0.0.1:"));
+    EXPECT_THAT(daemon.ready(), HasSubstr(" metrics=127.0.0.1:"));
+    EXPECT_TRUE(Generate(daemon.stub(), GenerateOf(TokenPrompt(10), 2)).status.ok());
+    daemon.process().Signal(signal);
+    EXPECT_EQ(daemon.process().Wait(), 0);
+    EXPECT_EQ(daemon.process().rest_of_output(), "");
+    const std::vector<nlohmann::json> lines = LogLines(daemon.process().Errors());
+    EXPECT_EQ(lines.front()["message"], "started");
+    EXPECT_EQ(lines.back()["message"], "stopped");
+  }
+}
+
+TEST(ServeTest, ASecondDaemonOnTheSamePortExitsWith2) {
+  Ringfilld daemon;
+  const Exit second = RunToEnd({"--set", "model.path=" + TinyModelPath(), "--set",
+                                "server.listen=" + daemon.grpc_address()});
+  EXPECT_EQ(second.code, 2);
+  EXPECT_THAT(second.err, HasSubstr(daemon.grpc_address()));
+}
+
+TEST(ServeTest, LogsRequestsButNeverTheirTexts) {
+  Ringfilld daemon({"log.level=debug"});
+  const std::string canary = "xyzzy-canary-7531";
+  v1::GenerateRequest request;
+  request.mutable_prompt()->set_text("tell me about " + canary);
+  request.mutable_stopping()->set_max_tokens(5);
+  request.mutable_stopping()->add_stop(canary);
+  request.set_request_id("seen-in-logs");
+  const Generated out = Generate(daemon.stub(), request);
+  ASSERT_TRUE(out.status.ok());
+  request.mutable_sampling()->set_top_p(9);
+  EXPECT_FALSE(Generate(daemon.stub(), request).status.ok());
+  v1::TokenizeRequest tokenize;
+  *tokenize.mutable_prompt() = request.prompt();
+  grpc::ClientContext context;
+  v1::TokenizeResponse tokens;
+  EXPECT_TRUE(daemon.stub().Tokenize(&context, tokenize, &tokens).ok());
+  daemon.process().Signal(SIGTERM);
+  EXPECT_EQ(daemon.process().Wait(), 0);
+  const std::string errors = daemon.process().Errors();
+  EXPECT_THAT(errors, Not(HasSubstr(canary)));
+  int finished = 0;
+  for (const nlohmann::json& line : LogLines(errors)) {
+    if (line["message"] != "request finished" || line["outcome"] != "ok") continue;
+    ++finished;
+    EXPECT_EQ(line["request_id"], "seen-in-logs");
+    EXPECT_EQ(line["completion_tokens"], 5);
+    for (const char* key : {"prompt_tokens", "queue_ms", "prefill_ms", "ttft_ms", "decode_ms"}) {
+      EXPECT_TRUE(line.contains(key)) << key;
+    }
+  }
+  EXPECT_EQ(finished, 1);
+}
+
+// Streams until its call ends; returns the status.
+grpc::Status Stream(const std::string& address, int max_tokens) {
+  const auto stub = TestDaemon::Connect(address);
+  return Generate(*stub, GenerateOf(TokenPrompt(100), max_tokens)).status;
+}
+
+TEST(ServeTest, TermUnderLoadLetsRunningRequestsFinish) {
+  Ringfilld daemon;
+  constexpr int kClients = 8;
+  std::vector<grpc::Status> statuses(kClients);
+  std::vector<std::thread> clients;
+  for (int i = 0; i < kClients; ++i) {
+    clients.emplace_back([&, i] { statuses[i] = Stream(daemon.grpc_address(), 400); });
+  }
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(Eventually([&] {
+    grpc::ClientContext context;
+    return daemon.stub().GetStatus(&context, {}, &status).ok() && status.running() == kClients;
+  }));
+  daemon.process().Signal(SIGTERM);
+  EXPECT_EQ(daemon.process().Wait(), 0);
+  for (std::thread& client : clients) client.join();
+  for (const grpc::Status& ended : statuses) EXPECT_TRUE(ended.ok()) << ended.error_message();
+}
+
+TEST(ServeTest, ASecondSignalCutsTheDrainShort) {
+  Ringfilld daemon({"server.drain_timeout_s=3600", "server.outbox_events=8"});
+  // A client that does not read would hold the drain up for the whole hour.
+  v1::GenerateRequest request = GenerateOf(TokenPrompt(20), 10000);
+  request.set_logprobs(64);
+  grpc::ClientContext context;
+  const auto reader = daemon.stub().Generate(&context, request);
+  v1::GetStatusResponse status;
+  ASSERT_TRUE(Eventually([&] {
+    grpc::ClientContext poll;
+    return daemon.stub().GetStatus(&poll, {}, &status).ok() && status.running() == 1;
+  }));
+  daemon.process().Signal(SIGTERM);
+  ASSERT_TRUE(Eventually(
+      [&] { return daemon.process().Errors().find("\"stopping\"") != std::string::npos; }));
+  daemon.process().Signal(SIGTERM);
+  EXPECT_EQ(daemon.process().Wait(), 0);
+  for (v1::GenerateEvent event; reader->Read(&event);) {
+  }
+  EXPECT_THAT(reader->Finish().error_code(),
+              AnyOf(grpc::StatusCode::UNAVAILABLE, grpc::StatusCode::CANCELLED));
+  EXPECT_THAT(daemon.process().Errors(), HasSubstr("drain cut short"));
+}
+
+}  // namespace
+}  // namespace ringfill
