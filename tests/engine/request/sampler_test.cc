@@ -175,8 +175,8 @@ TEST(SamplerTest, NonFiniteLogitsAreDataLoss) {
 }
 
 TEST(SamplerTest, DrawsFollowTheDistribution) {
-  constexpr int kDraws = 40000;
-  const std::vector<float> logits = NormalLogits(2000, 2, 5);
+  constexpr int kDraws = 20000;
+  const std::vector<float> logits = NormalLogits(600, 2, 5);
   for (const float temperature : {0.3f, 1.0f, 2.5f}) {
     SCOPED_TRACE(temperature);
     const SamplingOptions options = Random(temperature, 42);
@@ -185,11 +185,11 @@ TEST(SamplerTest, DrawsFollowTheDistribution) {
 }
 
 TEST(SamplerTest, DrawsFollowTheDistributionAfterEveryMixOfCuts) {
-  constexpr int kDraws = 8000;
-  const std::vector<float> logits = NormalLogits(700, 2, 6);
+  constexpr int kDraws = 3000;
+  const std::vector<float> logits = NormalLogits(300, 2, 6);
   const std::vector<TokenId> banned = {
       static_cast<TokenId>(std::max_element(logits.begin(), logits.end()) - logits.begin()), 3};
-  for (const int top_k : {0, 2, 40, 700}) {
+  for (const int top_k : {0, 2, 40, 300}) {
     for (const float top_p : {1.0f, 0.97f, 0.6f}) {
       for (const float min_p : {0.0f, 0.02f, 0.3f}) {
         SamplingOptions options = Random(1.3f, 1000 + top_k);
@@ -271,13 +271,13 @@ TEST(SamplerTest, AmongEqualsTheLowerIdsAreKept) {
   EXPECT_EQ(Support(Count(logits, options, 500)), (std::set<TokenId>{17, 300, 301}));
 }
 
-// Flat distributions whose nucleus is longer than every guess.
+// Flat distributions: the nucleus is the lowest ids, and its end lies deep in one bucket.
 TEST(SamplerTest, NucleiOfEveryLength) {
-  const size_t vocab = 20000;
+  const size_t vocab = 3000;
   for (const double part : {0.001, 0.01, 0.2, 0.9, 0.999}) {
     SamplingOptions options = Random(1, 3);
     options.top_p = static_cast<float>(part);
-    const auto counts = Count(std::vector<float>(vocab, 1.0f), options, 300);
+    const auto counts = Count(std::vector<float>(vocab, 1.0f), options, 200);
     const TokenId limit = static_cast<TokenId>(std::ceil(part * vocab) + 1);
     EXPECT_LE(counts.rbegin()->first, limit) << part;
     EXPECT_GE(counts.rbegin()->first, limit * 0.9 - 1) << part;

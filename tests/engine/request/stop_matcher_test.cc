@@ -135,7 +135,7 @@ TEST(StopMatcherTest, RandomTextsAgreeWithTheNaiveSearch) {
     return s;
   };
   int matches = 0;
-  for (int round = 0; round < 20000; ++round) {
+  for (int round = 0; round < 6000; ++round) {
     std::vector<std::string> stops(random() % 5);
     for (std::string& stop : stops) stop = word(7);
     std::vector<std::string> pieces(1 + random() % 8);
@@ -144,14 +144,14 @@ TEST(StopMatcherTest, RandomTextsAgreeWithTheNaiveSearch) {
     ASSERT_EQ(outcome, Naive(stops, pieces)) << "round " << round;
     matches += outcome.matched;
   }
-  EXPECT_GT(matches, 5000);
-  EXPECT_LT(matches, 19000);
+  EXPECT_GT(matches, 1500);
+  EXPECT_LT(matches, 5700);
 }
 
 // One stop string: text and stop do not depend on the cut at all.
 TEST(StopMatcherTest, OneStopStringIsFoundWhereverTheTextIsCut) {
   std::mt19937 random(12);
-  for (int round = 0; round < 5000; ++round) {
+  for (int round = 0; round < 2000; ++round) {
     std::string stop(1 + random() % 6, 'a'), text(1 + random() % 24, 'a');
     for (char& c : stop) c = static_cast<char>('a' + random() % 2);
     for (char& c : text) c = static_cast<char>('a' + random() % 2);
@@ -160,21 +160,23 @@ TEST(StopMatcherTest, OneStopStringIsFoundWhereverTheTextIsCut) {
 }
 
 TEST(StopMatcherTest, AMegabyteOfNearMissesIsLinear) {
-  constexpr int64_t kBytes = 1 << 20;
   const std::string near_miss = std::string(1023, 'a') + "b";
   std::vector<std::string> stops = {near_miss};
   for (int i = 1; i < 16; ++i) stops.push_back(std::string(1023 - i, 'a') + "c");
-  for (const size_t piece : {size_t{1}, size_t{7}, size_t{1} << 20}) {
+  const struct {
+    int64_t bytes, piece;
+  } cases[] = {{1 << 20, 1 << 20}, {1 << 20, 97}, {1 << 16, 1}};
+  for (const auto& [bytes, piece] : cases) {
     StopMatcher matcher(stops);
     int64_t released = 0;
-    for (int64_t sent = 0; sent < kBytes; sent += piece) {
-      const std::string text(std::min<int64_t>(piece, kBytes - sent), 'a');
+    for (int64_t sent = 0; sent < bytes; sent += piece) {
+      const std::string text(std::min<int64_t>(piece, bytes - sent), 'a');
       const StopMatcher::Result result = matcher.Push(text);
       ASSERT_FALSE(result.matched);
       released += static_cast<int64_t>(result.text.size());
     }
-    EXPECT_EQ(released, kBytes - 1023);
-    EXPECT_LE(matcher.steps(), 2 * kBytes);
+    EXPECT_EQ(released, bytes - 1023);
+    EXPECT_LE(matcher.steps(), 2 * bytes);
     const StopMatcher::Result end = matcher.Push("b");
     EXPECT_TRUE(end.matched);
     EXPECT_EQ(end.stop, near_miss);
