@@ -104,6 +104,7 @@ class Engine::Impl {
   void Finish(SequenceId id);
   void Fail(SequenceId id, absl::Status status);
   void Forget(SequenceId id);
+  void NoteProgress();
   void Publish();
 
   EngineOptions options_;
@@ -319,6 +320,7 @@ void Engine::Impl::Loop() {
     const StepPlan plan = scheduler_->Plan();
     if (plan.empty()) {
       EndStarved();
+      NoteProgress();  // with nothing to compute (all clients slow, say) nothing is stuck
       Publish();
       MutexLock lock(&mutex_);
       if (inbox_.empty() && !active_.empty() && !stopping_) {
@@ -342,7 +344,7 @@ void Engine::Impl::TakeInbox() {
     arrived.swap(inbox_);
   }
   if (!arrived.empty() && active_.empty()) {
-    progress_ns_ = std::chrono::nanoseconds(clock_.Now().time_since_epoch()).count();
+    NoteProgress();
   }
   for (auto& [id, generation] : arrived) {
     const Request& request = generation->request();
@@ -401,8 +403,8 @@ void Engine::Impl::EndStarved() {
 }
 
 void Engine::Impl::ReportLayer(const StepPlan& plan, int layers_done) {
+  NoteProgress();
   const Instant now = clock_.Now();
-  progress_ns_ = std::chrono::nanoseconds(now.time_since_epoch()).count();
   const double part = static_cast<double>(layers_done) / model_->config().layers;
   for (const PrefillChunk& chunk : plan.chunks) {
     const auto length = static_cast<double>(chunk.end - chunk.begin);
@@ -422,7 +424,7 @@ void Engine::Impl::Execute(const StepPlan& plan) {
       .should_stop = [&](int c) { return ShouldStop(*of_chunk[static_cast<size_t>(c)]); },
       .on_layer = [&](int layers_done) { ReportLayer(step, layers_done); }};
   const std::vector<RankStepResult> results = workers_->Run(step, control);
-  progress_ns_ = std::chrono::nanoseconds(clock_.Now().time_since_epoch()).count();
+  NoteProgress();
   for (const RankStepResult& result : results) {
     if (!result.status.ok()) return FailStep(step, result.status);
   }
@@ -554,6 +556,10 @@ void Engine::Impl::Forget(SequenceId id) {
   MutexLock lock(&mutex_);
   queued_ -= left_queue;
   if (--living_ == 0) idle_.SignalAll();
+}
+
+void Engine::Impl::NoteProgress() {
+  progress_ns_ = std::chrono::nanoseconds(clock_.Now().time_since_epoch()).count();
 }
 
 void Engine::Impl::Publish() {
