@@ -20,8 +20,8 @@ struct TiledOptions {
   GroupKernel kernel;
   QueryPacking packing;
   std::string_view name;  // a literal
-  // May be null. For bf16 blocks: a kernel for float blocks that is faster than `kernel` and gives the
-  // same bits. Tiles of many rows then widen each pass once and use it.
+  // May be null. For bf16 blocks: a kernel for float blocks that is faster than `kernel` and gives
+  // the same bits. Tiles of many rows then widen each pass once and use it.
   GroupKernel widened = nullptr;
 };
 
