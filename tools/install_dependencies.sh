@@ -14,8 +14,8 @@ packages=(
   ca-certificates ccache cmake g++ git ninja-build pkg-config python3 python3-pip
   # gRPC and the wire format.
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
-  # Products, vector kernels, the tokenizer's patterns.
-  libdnnl-dev libhwy-dev libpcre2-dev
+  # Products (their CMake package asks for OpenCL), vector kernels, the tokenizer's patterns.
+  libdnnl-dev libhwy-dev libpcre2-dev ocl-icd-opencl-dev
   # Logs, metrics, configuration, JSON, command lines, status types.
   libabsl-dev libcli11-dev libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev prometheus-cpp-dev
   # The presets build the tests too.

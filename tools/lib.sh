@@ -40,21 +40,26 @@ model_path() {
   printf '%s/ringfill/SmolLM2-135M-Instruct.Q4_1.gguf' "${XDG_CACHE_HOME:-$HOME/.cache}"
 }
 
-# build PRESET [TARGET]...: configures on the first run only (ninja configures again when a CMake
-# file changed), builds what is not up to date, and says nothing when all is.
+# configure PRESET: the first time only; ninja configures again when a CMake file changed.
+configure() {
+  local preset=$1 log
+  [[ -f $root/build/$preset/build.ninja ]] && return 0
+  say "configuring $preset"
+  mkdir -p "$root/build"
+  log=$root/build/configure-$preset.log
+  (cd "$root" && cmake --preset "$preset" >"$log" 2>&1) && return 0
+  cat "$log" >&2
+  # Half a configuration must not pass for a whole one next time.
+  rm -f "$root/build/$preset/build.ninja"
+  return 1
+}
+
+# build PRESET [TARGET]...: configures, builds what is not up to date, says nothing when all is.
 build() {
   local preset=$1 dir
   shift
   dir=$root/build/$preset
-  if [[ ! -f $dir/build.ninja ]]; then
-    say "configuring $preset"
-    (cd "$root" && cmake --preset "$preset" >"/tmp/ringfill-cmake-$$.log" 2>&1) || {
-      cat "/tmp/ringfill-cmake-$$.log" >&2
-      rm -f "/tmp/ringfill-cmake-$$.log"
-      return 1
-    }
-    rm -f "/tmp/ringfill-cmake-$$.log"
-  fi
+  configure "$preset" || return 1
   if ninja -C "$dir" -n "$@" | grep -q 'no work to do'; then return 0; fi
   say "building $preset${*:+: $*}"
   ninja -C "$dir" "$@" >&2

@@ -56,12 +56,18 @@ trap stop_daemon EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
+# The ports of the configuration, or free ones where something listens there already.
+ports=()
+if (: <>/dev/tcp/127.0.0.1/50051) 2>/dev/null || (: <>/dev/tcp/127.0.0.1/9464) 2>/dev/null; then
+  ports=(--set server.listen=127.0.0.1:0 --set metrics.listen=127.0.0.1:0)
+fi
+
 say "starting the daemon"
 # A session of its own when it stays: Ctrl-C at the prompt must not end it.
 launcher=()
 if $keep; then launcher=(setsid); fi
 "${launcher[@]}" "$root/build/release/bin/ringfilld" --config "$root/config/quickstart.yaml" \
-  >"$run_dir/ready" 2>"$run_dir/log" </dev/null &
+  "${ports[@]}" >"$run_dir/ready" 2>"$run_dir/log" </dev/null &
 daemon_pid=$!
 
 deadline=$((SECONDS + 60))
