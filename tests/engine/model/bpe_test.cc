@@ -106,6 +106,22 @@ TEST(Bpe, EqualsTheDefinitionOnRandomTables) {
   }
 }
 
+// One symbol made by several merges, as in vocabularies that list every way to make a token: pairs
+// of it are found out of order.
+TEST(Bpe, EqualPairsFoundOutOfOrderGoLeftmostFirst) {
+  MergeTable table;
+  table.Add(0, 1, 10);
+  table.Add(2, 3, 10);
+  table.Add(10, 10, 11);
+  ASSERT_TRUE(table.in_training_order());
+  std::vector<int32_t> symbols, wanted;
+  while (symbols.size() < 2 * BpeMerger::kLongWord) {
+    symbols.insert(symbols.end(), {2, 3, 0, 1, 0, 1, 5});
+    wanted.insert(wanted.end(), {11, 10, 5});
+  }
+  EXPECT_EQ(Merge(table, symbols), wanted);
+}
+
 TEST(Bpe, WorkIsLinearInTheWord) {
   std::mt19937 random(5);
   for (bool in_order : {true, false}) {

@@ -48,6 +48,13 @@ TEST(PreTokenizer, Llama3) {
                           " y", "!\n"));
 }
 
+TEST(PreTokenizer, Llama3TakesContractionsInAnyCase) {
+  // U+017F, the long s, is an s in any case.
+  EXPECT_THAT(Split(PreTokenizerKind::kLlama3, "'SX'sx'\u017fx'lLx'Mx'x"),
+              ElementsAre("'S", "X", "'s", "x", "'\u017f", "x", "'lL", "x", "'M", "x", "'x"));
+  EXPECT_THAT(Split(PreTokenizerKind::kGpt2, "'SX'sx"), ElementsAre("'", "SX", "'s", "x"));
+}
+
 TEST(PreTokenizer, Qwen2TakesDigitsOneByOne) {
   EXPECT_THAT(Split(PreTokenizerKind::kQwen2, "x 123.4"),
               ElementsAre("x", " ", "1", "2", "3", ".", "4"));
