@@ -21,8 +21,10 @@ std::string Numbers(const ProgressSample& sample) {
   std::string text = absl::StrFormat("%s/%s tokens %3d %%", FormatCount(sample.processed_tokens),
                                      FormatCount(sample.total_tokens), Percent(sample));
   if (sample.tokens_per_s > 0) {
-    absl::StrAppend(&text, "  ", FormatCount(std::llround(sample.tokens_per_s)), " tok/s  ETA ",
-                    FormatSeconds(sample.eta_s));
+    absl::StrAppend(&text, "  ", FormatCount(std::llround(sample.tokens_per_s)), " tok/s");
+    if (sample.processed_tokens < sample.total_tokens) {
+      absl::StrAppend(&text, "  ETA ", FormatSeconds(sample.eta_s));
+    }
   }
   return text;
 }

@@ -219,7 +219,8 @@ TEST(Wire, InterruptCancelsTheRequest) {
   FakeDaemon daemon;
   daemon.events = {TokenEvent(1, "Half")};
   daemon.hang = true;
-  Child child(RINGFILL_BINARY, {"--address", daemon.address(), "generate", "--prompt", "x"}, "");
+  Child child(RINGFILL_BINARY,
+              {"--address", daemon.address(), "--timeout", "30", "generate", "--prompt", "x"}, "");
   daemon.hanging.WaitForNotification();
   child.Signal(SIGINT);
   const ChildResult result = child.Wait();
