@@ -13,8 +13,8 @@ namespace {
 
 // About 50 microseconds: longer than ranks of a decode step drift apart, far shorter than a step.
 constexpr int kSpins = 1000;
-// How often a wait looks at the group's clock, which may run differently from the machine's.
-constexpr Duration kRecheck = std::chrono::milliseconds(100);
+// How often a wait looks at a clock that is not the machine's.
+constexpr Duration kRecheck = std::chrono::milliseconds(50);
 
 void CpuPause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -41,7 +41,8 @@ class DeadlineTimer {
     return clock_.Now() >= deadline_ || Clock::Real().Now() - start_ >= budget_;
   }
   Instant NextLook() const {
-    return Clock::Real().Now() + std::min(kRecheck, deadline_ - clock_.Now());
+    const Duration left = deadline_ - clock_.Now();
+    return Clock::Real().Now() + (&clock_ == &Clock::Real() ? left : std::min(kRecheck, left));
   }
 
  private:

@@ -342,6 +342,7 @@ TEST_P(TransportTest, AbortEndsEveryWaitAndEveryLaterCall) {
                             State::kAllGather, State::kBarrier}) {
     for (const bool after_entering : {false, true}) {
       std::atomic<int> entering{0};
+      const Instant start = Clock::Real().Now();
       ExpectAllOk(Spawn([&](Communicator& comm) -> absl::Status {
         ++entering;
         if (comm.rank() == 0) {
@@ -363,6 +364,8 @@ TEST_P(TransportTest, AbortEndsEveryWaitAndEveryLaterCall) {
         }
         return absl::OkStatus();
       }));
+      // Far below the deadline of the calls: they were woken, they did not expire.
+      ASSERT_LT(Clock::Real().Now() - start, seconds(30));
     }
   }
 }
@@ -426,11 +429,16 @@ TEST(RoundHeaderTest, EveryFieldThatDiffersIsRefusedByName) {
 // A clock that stands until told otherwise.
 class ManualClock final : public Clock {
  public:
-  Instant Now() const override { return Instant(Duration(ticks_.load())); }
+  Instant Now() const override {
+    ++looks_;
+    return Instant(Duration(ticks_.load()));
+  }
   void Advance(Duration d) { ticks_ += d.count(); }
+  int looks() const { return looks_; }
 
  private:
   std::atomic<Duration::rep> ticks_{0};
+  mutable std::atomic<int> looks_{0};
 };
 
 TEST(LocalTest, DeadlinesFollowTheGroupsClock) {
@@ -438,6 +446,7 @@ TEST(LocalTest, DeadlinesFollowTheGroupsClock) {
   const auto make = [&](int ranks) { return MakeLocalGroup(ranks, clock); };
   const auto statuses = LocalRing::SpawnOver(make, 2, [&](Communicator& comm) -> absl::Status {
     if (comm.rank() == 0) {
+      while (clock.looks() < 2) std::this_thread::yield();  // until the other one waits
       clock.Advance(std::chrono::hours(2));
       return absl::OkStatus();
     }

@@ -379,6 +379,12 @@ TEST(SamplerTest, LogprobsAreOfTheUnmodifiedDistribution) {
   EXPECT_THAT(ids, ElementsAre(0, 1, 2, 3));
   EXPECT_NEAR(sampled->top[0].logprob, std::log(0.5), 1e-5);
 
+  // A banned token far above the rest: nothing overflows on either side.
+  const auto far = Sample(std::vector<float>{200, 0, 1}, {}, 0, 1, std::vector<TokenId>{0});
+  EXPECT_EQ(far->id, 2);
+  EXPECT_NEAR(far->logprob, -199, 1e-4);
+  EXPECT_NEAR(far->top[0].logprob, 0, 1e-6);
+
   EXPECT_TRUE(Sample(logits, {}, 0, 0, {})->top.empty());
   EXPECT_NEAR(Sample(logits, {}, 0, 0, {})->logprob, std::log(0.5), 1e-5);
   EXPECT_TRUE(Sample(logits, {}, 0, -1, {})->top.empty());
