@@ -6,6 +6,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
 #include "base/check.h"
 
 namespace ringfill::cli {
@@ -62,6 +65,15 @@ Child::~Child() {
 }
 
 void Child::Signal(int signal) { kill(pid_, signal); }
+
+bool Child::WaitForOut(const std::string& text) const {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (Contents(out_) != text) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
+}
 
 ChildResult Child::Wait() {
   int status = 0;

@@ -25,6 +25,8 @@ class Child {
   Child& operator=(const Child&) = delete;
 
   void Signal(int signal);
+  // Returns when standard output is `text`; false when it is not within 30 s.
+  bool WaitForOut(const std::string& text) const;
   // Call once.
   ChildResult Wait();
 

@@ -221,6 +221,7 @@ TEST(Wire, InterruptCancelsTheRequest) {
   daemon.hang = true;
   Child child(RINGFILL_BINARY,
               {"--address", daemon.address(), "--timeout", "30", "generate", "--prompt", "x"}, "");
+  ASSERT_TRUE(child.WaitForOut("Half"));
   daemon.hanging.WaitForNotification();
   child.Signal(SIGINT);
   const ChildResult result = child.Wait();
