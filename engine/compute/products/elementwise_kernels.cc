@@ -40,8 +40,8 @@ HWY_INLINE VD HalvesInDouble(VF v) {
 }
 HWY_INLINE double SumOf(VD v) { return hn::GetLane(hn::SumOfLanes(F64(), v)); }
 
-// op(i) for every whole vector of n elements, then with the rest padded: copies the last elements
-// of each input to a vector of zeros and the results back. op(in1, in2, out).
+// out[i] = op(a[i], b[i]), a vector at a time; the last elements go through padded copies. `out`
+// may be `a` or `b`.
 template <typename In, typename Out, typename Op>
 HWY_INLINE void ForEachVector(const In* a, const In* b, int64_t n, Out* out, const Op& op) {
   int64_t i = 0;

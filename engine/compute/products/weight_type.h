@@ -1,5 +1,6 @@
-// The weight formats that are read straight from the model file. One table: to add a format, add a
-// row to it (weight_type.cc), a dequantiser and, for speed, a fused dot.
+// The weight formats that are read straight from the model file. To add one, add a row to the table
+// (weight_type.cc), a decoder in plain C++ (dequantize.cc) and one in vectors (decode-inl.h), which
+// packing and vector products share.
 //
 // Block layouts are GGML's (ggml-org/ggml, docs/gguf.md and ggml-common.h describe them):
 //   Q4_0: 32 weights, f16 scale d, 16 bytes of nibbles (low nibbles first 16): w = d * (q - 8)
