@@ -14,7 +14,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 document=/usr/share/common-licenses/GPL-3
-question='What is the name of the document above, and what is it for? Answer in two sentences.'
+question='Summarize the document above in three sentences.'
 max_tokens=120
 keep=false
 
