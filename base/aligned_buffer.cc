@@ -13,7 +13,8 @@ constexpr size_t kHugePageBytes = size_t{2} << 20;
 
 AlignedBuffer::AlignedBuffer(size_t bytes) : size_(bytes) {
   if (bytes == 0) return;
-  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   RF_CHECK(p != MAP_FAILED);
   if (bytes >= kHugePageBytes) madvise(p, bytes, MADV_HUGEPAGE);
   data_ = static_cast<std::byte*>(p);

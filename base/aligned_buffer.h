@@ -7,7 +7,8 @@
 
 namespace ringfill {
 
-// Owns its bytes; movable. Not thread-safe as an object; the bytes are whatever the user makes them.
+// Owns its bytes; movable. Not thread-safe as an object; the bytes are whatever the user makes
+// them.
 class AlignedBuffer {
  public:
   AlignedBuffer() = default;

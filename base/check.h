@@ -1,5 +1,5 @@
-// RF_CHECK aborts with the condition and place when our own code broke a promise. Never used on data
-// from outside the process: that gets an absl::Status.
+// RF_CHECK aborts with the condition and place when our own code broke a promise. Never used on
+// data from outside the process: that gets an absl::Status.
 #pragma once
 
 #include <cstdio>
@@ -14,11 +14,11 @@ namespace ringfill {
 
 }  // namespace ringfill
 
-#define RF_CHECK(condition)                                             \
-  do {                                                                  \
-    if (!(condition)) [[unlikely]] {                                    \
-      ::ringfill::CheckFailed(#condition, __FILE__, __LINE__);          \
-    }                                                                   \
+#define RF_CHECK(condition)                                    \
+  do {                                                         \
+    if (!(condition)) [[unlikely]] {                           \
+      ::ringfill::CheckFailed(#condition, __FILE__, __LINE__); \
+    }                                                          \
   } while (false)
 
 #ifdef NDEBUG

@@ -28,8 +28,7 @@ spdlog::level::level_enum ToSpdlog(LogLevel level) {
 // thread still logs, so it is never destroyed.
 spdlog::logger& Logger() {
   static spdlog::logger* const logger = [] {
-    auto* made =
-        new spdlog::logger("ringfill", std::make_shared<spdlog::sinks::stderr_sink_mt>());
+    auto* made = new spdlog::logger("ringfill", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%v");
     made->flush_on(spdlog::level::trace);
     return made;

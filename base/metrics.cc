@@ -13,8 +13,11 @@ Gauge& Metrics::AddGauge(const std::string& name, const std::string& help, const
 
 Histogram& Metrics::AddHistogram(const std::string& name, const std::string& help,
                                  const std::vector<double>& buckets, const Labels& labels) {
-  return prometheus::BuildHistogram().Name(name).Help(help).Register(*registry_).Add(labels,
-                                                                                     buckets);
+  return prometheus::BuildHistogram()
+      .Name(name)
+      .Help(help)
+      .Register(*registry_)
+      .Add(labels, buckets);
 }
 
 }  // namespace ringfill

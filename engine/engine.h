@@ -54,7 +54,7 @@ struct EngineOptions {
   size_t outbox_events = 256;
   Duration slow_client_timeout = std::chrono::seconds(60);  // full outbox longer: cancelled
   Duration min_round_timeout = std::chrono::seconds(30);    // floor of every wait for a peer
-  bool poison_freed_pages = kPoisonByDefault;  // overwrite freed KV pages with NaN
+  bool poison_freed_pages = kPoisonByDefault;               // overwrite freed KV pages with NaN
   int64_t expanded_weight_bytes = 0;  // budget for expanded layers; at least two layers are kept
 };
 

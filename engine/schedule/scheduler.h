@@ -45,8 +45,8 @@ class Scheduler {
   // Moves sequences from the queue's front to running while pages for the whole prompt and a decode
   // reserve can be had; returns them.
   std::vector<SequenceId> Admit();
-  // Takes a sequence out, queued or running, and releases its pages; returns them, now free. Unknown
-  // ids are ignored.
+  // Takes a sequence out, queued or running, and releases its pages; returns them, now free.
+  // Unknown ids are ignored.
   BlockTable Remove(SequenceId id);
 
   // The next step: running prompts' chunks in order of arrival up to chunk_tokens, and one token of

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "base/mutex.h"
 #include "base/check.h"
+#include "base/mutex.h"
 
 namespace ringfill {
 namespace {
