@@ -32,8 +32,7 @@ CpuIsa DetectCpuIsa() {
 
 std::vector<CpuIsa> AvailableCpuIsas() {
   std::vector<CpuIsa> out;
-  for (CpuIsa isa :
-       {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
+  for (CpuIsa isa : {CpuIsa::kBaseline, CpuIsa::kAvx2, CpuIsa::kAvx512, CpuIsa::kAvx512Bf16}) {
     if (isa <= DetectCpuIsa()) out.push_back(isa);
   }
   return out;

@@ -1,5 +1,5 @@
-// Which instruction set the CPU kernels use. Found once from the machine; tests force a lower one to
-// run every path that the machine has.
+// Which instruction set the CPU kernels use. Found once from the machine; tests force a lower one
+// to run every path that the machine has.
 #pragma once
 
 #include <string_view>
