@@ -23,7 +23,8 @@ QWEN2 = LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 RANGES = [
     (0x20, 0x7E), (0xA0, 0x24F), (0x300, 0x36F), (0x370, 0x3FF), (0x400, 0x52F), (0x531, 0x58F),
-    (0x591, 0x5F4), (0x600, 0x6FF), (0x900, 0x97F), (0x980, 0x9FF), (0xB80, 0xBFF), (0xE00, 0xE7F),
+    (0x591, 0x5F4), (0x600, 0x6FF), (0x900, 0x97F), (0x980, 0x9FF), (0xB80, 0xBFF),
+    (0xE00, 0xE7F),
     (0x0F00, 0x0FDA), (0x1000, 0x109F), (0x10A0, 0x10FF), (0x1100, 0x11FF), (0x1200, 0x137F),
     (0x13A0, 0x13FF), (0x1780, 0x17FF), (0x1800, 0x18AF), (0x1E00, 0x1FFF), (0x2000, 0x206F),
     (0x2070, 0x20CF), (0x2100, 0x218F), (0x2190, 0x23FF), (0x2460, 0x24FF), (0x2500, 0x27BF),
@@ -39,12 +40,14 @@ WORDS = [
     "12", "1234567", "3.14", "1,000", "0x1F", "\u0661\u0662\u0663\u0664", "\u0967\u0968",
     "\u00bd", "\u2167", "\u2460\u2461", "\u4e00\u4e8c", "x\u00b2", "\U0001d7ce\U0001d7cf",
     "hello", "world", "\u043f\u0440\u0438\u0432\u0435\u0442", "\u4f60\u597d\u4e16\u754c",
-    "\u0645\u0631\u062d\u0628\u0627", "\u05e9\u05dc\u05d5\u05dd", "\u0928\u092e\u0938\u094d\u0924\u0947",
+    "\u0645\u0631\u062d\u0628\u0627", "\u05e9\u05dc\u05d5\u05dd",
+    "\u0928\u092e\u0938\u094d\u0924\u0947",
     "\u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35", "\ud55c\uad6d\uc5b4", "e\u0301", "\u00e9", "\u1e9e",
     "\u01c5", "\u02b0", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\U0001f44d\U0001f3fd",
     "\U0001f1e9\U0001f1ea", "\u2764\ufe0f", "<|im_start|>", "<|im_end|>", "<|endoftext|>",
     "<|im_", "|>", "<file_sep>", "def f(x):", "return", "a_b", "http://x.y/z?q=1&r=2", "...",
-    "!!!", "--", "\u2014", "\u00ab\u00bb", "\u20ac", "$", "#", "@", "{}", "[]", "\\", "\"", "'", "`",
+    "!!!", "--", "\u2014", "\u00ab\u00bb", "\u20ac", "$", "#", "@", "{}", "[]", "\\", "\"", "'",
+    "`",
     "aaaaaaaaaaaaaaaaaaaaaaaa", "\u0130", "\u212a", "\ufb01",
 ]
 SPACES = [
@@ -164,7 +167,9 @@ def main():
     parser.add_argument("--any-character", action="store_true", help="unassigned ones too")
     parser.add_argument("--show", type=int, default=5, help="differences to print")
     parser.add_argument("--write-cases", help="write shared hard cases with ids to this JSON file")
-    parser.add_argument("--cases", type=int, default=60, help="texts to take them from, for each pre-tokenizer")
+    parser.add_argument(
+        "--cases", type=int, default=60, help="texts to take them from, for each pre-tokenizer"
+    )
     args = parser.parse_args()
 
     rng = random.Random(args.seed)
@@ -181,9 +186,12 @@ def main():
         encode = llama_cpp(args.model) if against != pre else huggingface(args.model, pre)
         ours = Ours(args.tool, args.model, pre).encode_all(texts)
         different = compared = 0
+        agreed = []
         for text, ids in zip(texts, ours, strict=True):
             theirs = encode(text)
             compared += theirs is not None
+            if ids == theirs:
+                agreed.append((text, ids))
             if theirs is None or ids == theirs:
                 continue
             different += 1
@@ -194,7 +202,7 @@ def main():
         if against == pre:
             cases += [
                 {"pre": pre, "text_hex": text.encode("utf-8").hex(), "ids": ids}
-                for text, ids in list(zip(texts, ours))[-args.cases :]
+                for text, ids in agreed[-args.cases :]
                 if len(text) <= 100
             ]
     if args.write_cases and not failed:

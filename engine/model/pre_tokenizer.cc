@@ -15,8 +15,8 @@ namespace {
 
 // Unicode's White_Space, inside a class. PCRE2's own \s takes U+180E too, which no vocabulary was
 // trained with.
-constexpr const char* kSpaces =
-    R"(\x{09}-\x{0d} \x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
+constexpr const char* kSpaces = R"(\x{09}-\x{0d} \x{85}\x{a0}\x{1680}\x{2000}-\x{200a})"
+                                R"(\x{2028}\x{2029}\x{202f}\x{205f}\x{3000})";
 
 // A run of spaces but for the last one before a character not in `not_before`; else all of it.
 std::string SpaceRuns(const std::string& not_before) {

@@ -2,10 +2,12 @@
 
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <limits>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/gguf_fields.h"
 #include "tests/testing/gguf_writer.h"
 #include "tests/testing/tiny_model.h"
 
@@ -191,6 +193,41 @@ TEST(GgufFile, ChecksTensorShapesAndExtents) {
   ExpectRefused(with({64}, 8, 64), "past the end of the file");
   // A type that is not read is only listed; using it is the reader's business.
   EXPECT_TRUE(ParseStatus(with({1 << 20}, 12, 32)).ok());
+}
+
+TEST(GgufFile, RefusesOffsetsOffTheAlignment) {
+  GgufWriter writer;
+  writer.AddTensor("t", {4}, 0, std::vector<std::byte>(64));
+  std::vector<std::byte> bytes = writer.Build();
+  size_t header_bytes = 0;
+  const GgufField offset = ListGgufFields(bytes, &header_bytes).back();
+  ASSERT_EQ(offset.what, "tensor 0 offset");
+  bytes[offset.offset] = std::byte{32};
+  EXPECT_TRUE(ParseStatus(bytes).ok());
+  bytes[offset.offset] = std::byte{16};
+  ExpectRefused(bytes, "t has offset 16, not a multiple of the alignment 32");
+}
+
+// Without tensors nothing after the metadata would notice a value that lacks its last byte.
+TEST(GgufFile, RefusesValuesThatPassTheEnd) {
+  const auto check = [](const std::function<void(GgufWriter&)>& add) {
+    GgufWriter writer;
+    add(writer);
+    std::vector<std::byte> bytes = writer.Build();
+    size_t header_bytes = 0;
+    ListGgufFields(bytes, &header_bytes);
+    bytes.resize(header_bytes);
+    EXPECT_TRUE(ParseStatus(bytes).ok());
+    while (!bytes.empty()) {
+      bytes.pop_back();
+      EXPECT_FALSE(ParseStatus(bytes).ok()) << bytes.size();
+    }
+  };
+  check([](GgufWriter& w) { w.AddString("k", "value"); });
+  check([](GgufWriter& w) { w.AddUint64("k", 1); });
+  check([](GgufWriter& w) { w.AddBool("k", true); });
+  check([](GgufWriter& w) { w.AddInts("k", {1, 2, 3}); });
+  check([](GgufWriter& w) { w.AddStrings("k", {"a", "bc"}); });
 }
 
 TEST(GgufFile, ErrorsHoldNoRawBytesOfTheFile) {

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <random>
+#include <thread>
 
 #include "absl/strings/escaping.h"
 #include "gmock/gmock.h"
@@ -171,6 +172,18 @@ TEST(Tokenizer, InvalidUtf8GoesByteByByte) {
   wanted.push_back(kFirstByte + 0xff);
   for (TokenId id : Encode(*tokenizer, " the")) wanted.push_back(id);
   EXPECT_EQ(Encode(*tokenizer, " the\xff the"), wanted);
+}
+
+TEST(Tokenizer, ThreadsShareIt) {
+  const auto tokenizer = Tiny("llama-bpe");
+  std::string text;
+  for (int i = 0; i < 500; ++i) text += "Hello the world, it's " + std::to_string(i) + "\n\n";
+  const std::vector<TokenId> wanted = Encode(*tokenizer, text);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back([&] { EXPECT_EQ(Encode(*tokenizer, text), wanted); });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(Tokenizer, Llama3TakesWholeWordsBeforeMerges) {
