@@ -119,8 +119,8 @@ absl::Status ReadValues(Cursor& cursor, uint64_t count, GgufContents& out) {
         const std::string_view key,
         cursor.ReadString(absl::StrCat("key of metadata value ", i), kMaxNameBytes));
     const std::string what = absl::StrCat("metadata value ", Printable(key));
-    RF_ASSIGN_OR_RETURN(GgufValue value, ReadValue(cursor, what));
-    if (!out.values.emplace(key, std::move(value)).second) return Invalid(what + " occurs twice");
+    RF_ASSIGN_OR_RETURN(const GgufValue value, ReadValue(cursor, what));
+    if (!out.values.emplace(key, value).second) return Invalid(what + " occurs twice");
   }
   return absl::OkStatus();
 }
