@@ -72,7 +72,7 @@ for stage in "${stages[@]}"; do
       selection=(-L fuzz)
       # Only these: each test is named after its program.
       if configure fuzz; then
-        mapfile -t targets < <(ctest --test-dir "$root/build/fuzz" -N -L fuzz |
+        mapfile -t targets < <(ctest --test-dir "$root/build/fuzz" -N -L fuzz 2>/dev/null |
           sed -n 's/^ *Test *#[0-9]*: //p')
       fi
       ;;
