@@ -173,7 +173,7 @@ void EngineCall::WriteEnded(bool ok) {
     gone = !ok && !end_;
     if (ok && last_write_ && !end_) end_ = absl::OkStatus();
   }
-  if (gone) return End(absl::CancelledError("the client went away"));
+  if (gone) return PeerGone();  // may come before the notice of the cancellation
   Advance();
 }
 
@@ -209,9 +209,9 @@ void EngineCall::Ended() {
     status = *end_;
     outbox_.reset();
   }
-  services_.metrics.open_streams().Decrement();
   services_.metrics.CountCall(rpc_, OutcomeOf(status.code()), seconds);
   WriteLog(status, seconds);
+  services_.metrics.open_streams().Decrement();
 }
 
 void EngineCall::WriteLog(const absl::Status& status, double seconds) {

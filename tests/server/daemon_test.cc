@@ -5,6 +5,7 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "server/app/engine_options.h"
 #include "server/app/version.h"
 #include "server/app/watcher.h"
 #include "server/rpc/rpc_services.h"
@@ -95,6 +96,7 @@ TEST(GenerateTest, BadRequestsGetTheirStatusAndCostNothing) {
   out = Generate(daemon.stub(), GenerateOf(TokenPrompt(kTinyContext + 1), 1));
   EXPECT_EQ(out.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
   EXPECT_THAT(out.status.error_message(), HasSubstr("16385 tokens"));
+  ASSERT_TRUE(daemon.BecomesIdle());
   EXPECT_EQ(daemon.Metric("ringfill_requests_total", "outcome=\"invalid\",rpc=\"Generate\""), 2);
   EXPECT_EQ(daemon.Status().steps(), 0u);
 }
@@ -104,6 +106,7 @@ TEST(GenerateTest, PromptsBeyondTheKvPoolAreRefused) {
   TestDaemon daemon({"kv.memory_bytes=2MiB"});
   const Generated out = Generate(daemon.stub(), GenerateOf(TokenPrompt(10000), 1));
   EXPECT_EQ(out.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  ASSERT_TRUE(daemon.BecomesIdle());
   EXPECT_EQ(daemon.Metric("ringfill_requests_total", "outcome=\"exhausted\",rpc=\"Generate\""), 1);
   EXPECT_TRUE(Generate(daemon.stub(), GenerateOf(TokenPrompt(1000), 1)).status.ok());
 }
@@ -115,6 +118,21 @@ TEST(GenerateTest, MessagesOverTheLimitAreRefused) {
   const Generated out = Generate(daemon.stub(), GenerateOf(prompt, 1));
   EXPECT_EQ(out.status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_TRUE(Generate(daemon.stub(), GenerateOf(TokenPrompt(10), 1)).status.ok());
+}
+
+// The default limit lets prompts of millions of tokens in; what they ask for is another matter.
+TEST(GenerateTest, MillionsOfTokensFitIntoAMessage) {
+  TestDaemon daemon;
+  constexpr int kMillions = 4000000;
+  const v1::GenerateRequest ids = GenerateOf(TokenPrompt(kMillions), 1);
+  v1::Prompt prompt;
+  prompt.set_text(std::string(20 << 20, 'x'));
+  const v1::GenerateRequest text = GenerateOf(prompt, 1);
+  for (const v1::GenerateRequest& request : {ids, text}) {
+    const Generated out = Generate(daemon.stub(), request);
+    EXPECT_EQ(out.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+    EXPECT_THAT(out.status.error_message(), HasSubstr("the context holds 16384"));
+  }
 }
 
 TEST(GenerateTest, AFullQueueRefuses) {
@@ -266,6 +284,18 @@ TEST(StartTest, MetricsCanBeSwitchedOff) {
   TestDaemon daemon({"metrics.listen="});
   EXPECT_EQ(daemon.daemon().metrics_address(), "");
   EXPECT_TRUE(Generate(daemon.stub(), GenerateOf(TokenPrompt(5), 1)).status.ok());
+}
+
+TEST(StartTest, WarnsOfWhatMayNotBeMeant) {
+  ModelConfig model;
+  model.trained_context = 1000;
+  EXPECT_TRUE(ConfigWarnings(TestConfig(), model).empty());
+  EXPECT_THAT(ConfigWarnings(TestConfig({"model.max_context_tokens=1000"}), model),
+              testing::IsEmpty());
+  EXPECT_THAT(ConfigWarnings(TestConfig({"model.max_context_tokens=1001"}), model),
+              ElementsAre(HasSubstr("trained for 1000")));
+  EXPECT_THAT(ConfigWarnings(TestConfig({"server.listen=0.0.0.0:1"}), model),
+              ElementsAre(HasSubstr("no authentication")));
 }
 
 TEST(ReadinessTest, FollowsProgressAge) {

@@ -136,7 +136,7 @@ void TestDaemon::Shutdown(Duration grace) {
 v1::Prompt TokenPrompt(int tokens, int seed) {
   constexpr int kSomeIds = 300;
   v1::Prompt prompt;
-  for (int i = 0; i < tokens; ++i) {
+  for (int64_t i = 0; i < tokens; ++i) {
     prompt.mutable_token_ids()->add_ids(10 + (i * 7 + seed * 31 + i * i) % kSomeIds);
   }
   return prompt;
