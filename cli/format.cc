@@ -183,7 +183,8 @@ std::string StatusTable(const v1::GetStatusResponse& status, const v1::GetModelR
   row("context", absl::StrCat(FormatCount(status.max_context_tokens()), " tokens"));
   row("compute",
       absl::StrCat(status.compute_dtype(), " on ", status.isa(), ", attention ",
-                   status.attention_kernel(), ", ", status.threads_per_rank(), " threads a rank"));
+                   status.attention_kernel(), ", ", status.threads_per_rank(),
+                   status.threads_per_rank() == 1 ? " thread a rank" : " threads a rank"));
   row("KV cache",
       absl::StrCat(status.kv_dtype(), ", ", FormatCount(status.kv_tokens()), " tokens in ",
                    FormatBytes(static_cast<double>(status.kv_bytes())), ", pages of ",
