@@ -270,10 +270,12 @@ absl::StatusOr<std::shared_ptr<Outbox>> Engine::Impl::Submit(Request request,
     ahead = queued_;
     ++queued_;
     ++living_;
-    outbox->Push(AcceptedEvent{prompt_tokens, 0, ahead});
-    inbox_.emplace_back(next_id_++, std::move(generation));
-    work_.Signal();
   }
+  // The first event, pushed without the lock because the consumer's callback runs in it.
+  outbox->Push(AcceptedEvent{prompt_tokens, 0, ahead});
+  MutexLock lock(&mutex_);
+  inbox_.emplace_back(next_id_++, std::move(generation));
+  work_.Signal();
   return outbox;
 }
 

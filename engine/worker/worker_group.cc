@@ -37,7 +37,7 @@ absl::Status RunPasses(Rank& rank, const StepPlan& plan, const StepControl& cont
 
 WorkerGroup::WorkerGroup(const ForwardContext& context, const Placement& placement,
                          const WorkerGroupOptions& options)
-    : context_(context), placement_(placement) {
+    : context_(context) {
   for (int r = 0; r < options.ranks; ++r) {
     ranks_.push_back(std::make_unique<Rank>(context, placement, options.pages_per_rank,
                                             options.threads_per_rank, options.spin_rounds));

@@ -41,7 +41,6 @@ class WorkerGroup {
   void RankLoop(int index);
 
   const ForwardContext& context_;
-  const Placement& placement_;
   std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 
