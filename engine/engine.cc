@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <limits>
 #include <map>
 #include <thread>
 
@@ -185,7 +186,8 @@ void Engine::Impl::SettleOptions() {
   info_.kv_pages = pages_per_rank * o.ranks;
   info_.kv_bytes = info_.kv_pages * page_bytes;
   info_.kv_tokens = info_.kv_pages * o.page_tokens;
-  attention_share_ = 2.0 * c.heads * c.head_dim /
+  // 4 h d operations a (query, key) pair over 2 w (2 q + 2 kv + 3 ffn) a token.
+  attention_share_ = 1.0 * c.heads * c.head_dim /
                      (static_cast<double>(c.width) * (c.q_width() + c.kv_width()) +
                       1.5 * static_cast<double>(c.width) * c.ffn_width);
 }
@@ -198,6 +200,10 @@ absl::Status Engine::Impl::Start() {
         "kv.memory_bytes is ", options_.kv_memory_bytes, "; one page on each of ", options_.ranks,
         " ranks takes ", context_.geometry.PageBytes() * static_cast<size_t>(options_.ranks),
         " bytes"));
+  }
+  if (info_.kv_bytes > MachineBytes() || pages_per_rank > std::numeric_limits<PageId>::max()) {
+    return absl::InvalidArgumentError(absl::StrCat("kv.memory_bytes is ", info_.kv_bytes,
+                                                   ", the machine has ", MachineBytes(), " bytes"));
   }
   placement_ = std::make_unique<Placement>(options_.ranks, options_.stripe_tokens);
   weights_ = std::make_unique<ExpandedWeights>(*model_, info_.dtype, options_.expanded_weight_bytes,
@@ -218,7 +224,8 @@ absl::Status Engine::Impl::Start() {
                                     WorkerGroupOptions{.ranks = options_.ranks,
                                                        .threads_per_rank = info_.threads_per_rank,
                                                        .spin_rounds = fits_cores ? kSpinRounds : 0,
-                                                       .pages_per_rank = pages_per_rank});
+                                                       .pages_per_rank = pages_per_rank,
+                                                       .fault = options_.fault});
   scheduler_ = std::make_unique<Scheduler>(
       *placement_, SchedulerOptions{.page_tokens = options_.page_tokens,
                                     .pages_per_rank = pages_per_rank,
@@ -269,7 +276,8 @@ absl::StatusOr<std::shared_ptr<Outbox>> Engine::Impl::Submit(Request request,
     }
     ahead = queued_;
     ++queued_;
-    ++living_;
+    metrics_.queue_length.Set(static_cast<double>(queued_));
+    if (living_++ == 0) NoteProgress();  // the time without work does not count
   }
   // The first event, pushed without the lock because the consumer's callback runs in it.
   outbox->Push(AcceptedEvent{prompt_tokens, 0, ahead});
@@ -345,9 +353,6 @@ void Engine::Impl::TakeInbox() {
     MutexLock lock(&mutex_);
     arrived.swap(inbox_);
   }
-  if (!arrived.empty() && active_.empty()) {
-    NoteProgress();
-  }
   for (auto& [id, generation] : arrived) {
     const Request& request = generation->request();
     scheduler_->Enqueue({.id = id,
@@ -366,7 +371,9 @@ void Engine::Impl::EndStale() {
   const Instant now = clock_.Now();
   std::vector<std::pair<SequenceId, absl::Status>> stale;
   for (auto& [id, generation] : active_) {
-    if (generation->outbox().closed()) {
+    if (!generation->failure().ok()) {
+      stale.emplace_back(id, generation->failure());
+    } else if (generation->outbox().closed()) {
       stale.emplace_back(id, absl::CancelledError("the client went away"));
     } else if (generation->past_deadline(now)) {
       stale.emplace_back(id, absl::DeadlineExceededError("the request's deadline has passed"));
@@ -398,6 +405,10 @@ void Engine::Impl::UpdatePauses() {
 
 void Engine::Impl::EndStarved() {
   if (scheduler_->starved().empty()) return;
+  // Paused sequences hold pages that come free when their clients read on, or when they are ended.
+  for (const auto& [id, generation] : active_) {
+    if (generation->paused_since.has_value()) return;
+  }
   Fail(scheduler_->starved().back(),
        absl::ResourceExhaustedError(
            "the KV pool ran out of pages beyond the decode reserve; raise kv.memory_bytes or "
@@ -447,12 +458,12 @@ void Engine::Impl::FailStep(const StepPlan& plan, const absl::Status& status) {
   Log(LogLevel::kError, "step failed, the ring forms anew",
       {{"epoch", epoch_}, {"step", plan.step}, {"status", status.ToString()}});
   metrics_.failed_steps.Increment();
+  ++epoch_;
+  workers_->Reform();
   const absl::Status failed =
       absl::UnavailableError(absl::StrCat("the step was aborted, try again: ", status.ToString()));
   for (const PrefillChunk& chunk : plan.chunks) Fail(chunk.sequence, failed);
   for (const DecodeToken& decode : plan.decodes) Fail(decode.sequence, failed);
-  ++epoch_;
-  workers_->Reform();
 }
 
 void Engine::Impl::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
@@ -484,10 +495,10 @@ void Engine::Impl::AccountStep(const StepPlan& plan, const std::vector<RankStepR
 
 void Engine::Impl::HandlePrefilled(const StepPlan& plan,
                                    const std::vector<RankStepResult>& results) {
-  for (const RankStepResult& result : results) {
-    for (const ScoredToken& score : result.scores) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    for (const ScoredToken& score : results[r].scores) {
       active_.at(plan.chunks[static_cast<size_t>(score.chunk)].sequence)
-          ->AddScore(score.position, score.logprob);
+          ->AddScore(static_cast<int>(r), score.position, score.logprob);
     }
   }
   const Instant now = clock_.Now();
@@ -498,7 +509,7 @@ void Engine::Impl::HandlePrefilled(const StepPlan& plan,
     const bool last = chunk.end == static_cast<int64_t>(generation.request().prompt.size());
     if (!last || ((stopped >> c) & 1)) continue;
     generation.NotePrefilled(now);
-    if (generation.max_tokens() == 0) Finish(chunk.sequence);
+    if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
   }
 }
 
@@ -521,6 +532,7 @@ void Engine::Impl::HandleLogits(const StepPlan& plan, const std::vector<RankStep
 
 void Engine::Impl::HandleToken(SequenceId id, std::span<const float> logits) {
   Generation& generation = *active_.at(id);
+  if (!generation.failure().ok()) return;  // EndStale ends it
   const Instant now = clock_.Now();
   const std::optional<Instant> before = generation.last_token_at();
   absl::StatusOr<std::optional<TokenId>> next = generation.Step(logits, now);
@@ -554,9 +566,12 @@ void Engine::Impl::Forget(SequenceId id) {
   const int64_t left_queue = queued_before - scheduler_->queued();
   if (options_.poison_freed_pages) workers_->Poison(freed);
   active_.erase(id);
+  {
+    MutexLock lock(&mutex_);
+    queued_ -= left_queue;
+  }
   Publish();
   MutexLock lock(&mutex_);
-  queued_ -= left_queue;
   if (--living_ == 0) idle_.SignalAll();
 }
 

@@ -55,6 +55,8 @@ struct EngineOptions {
   Duration slow_client_timeout = std::chrono::seconds(60);  // full outbox longer: cancelled
   Duration min_round_timeout = std::chrono::seconds(30);    // floor of every wait for a peer
   bool poison_freed_pages = kPoisonByDefault;               // overwrite freed KV pages with NaN
+  // For tests of failure: asked by each rank before each step; a status that is not OK fails it.
+  std::function<absl::Status(int rank, uint64_t step)> fault;
   int64_t expanded_weight_bytes = 0;  // budget for expanded layers; at least two layers are kept
 };
 

@@ -85,7 +85,7 @@ absl::Status DecodePass::Gather(const std::vector<float>& send, std::vector<floa
   const Instant before = ctx_.clock->Now();
   RF_RETURN_IF_ERROR(rank_.comm->AllGather(std::as_bytes(std::span(send)),
                                            std::as_writable_bytes(std::span(recv)),
-                                           before + ctx_.min_round_timeout));
+                                           before + rank_.peer_timeout));
   wait_s_ += Seconds(ctx_.clock->Now() - before);
   return absl::OkStatus();
 }

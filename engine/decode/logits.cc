@@ -44,9 +44,9 @@ absl::Status ShareRows(Rank& rank, const std::vector<int>& homes, std::vector<fl
   if (rank.ranks() == 1 || homes.empty()) return absl::OkStatus();
   const size_t width = mine.size() / homes.size();
   std::vector<float> all(mine.size() * static_cast<size_t>(rank.ranks()));
-  RF_RETURN_IF_ERROR(
-      rank.comm->AllGather(std::as_bytes(std::span(mine)), std::as_writable_bytes(std::span(all)),
-                           rank.context.clock->Now() + rank.context.min_round_timeout));
+  RF_RETURN_IF_ERROR(rank.comm->AllGather(std::as_bytes(std::span(mine)),
+                                          std::as_writable_bytes(std::span(all)),
+                                          rank.context.clock->Now() + rank.peer_timeout));
   for (size_t i = 0; i < homes.size(); ++i) {
     std::copy_n(all.data() + static_cast<size_t>(homes[i]) * mine.size() + i * width, width,
                 mine.data() + i * width);

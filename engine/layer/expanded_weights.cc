@@ -45,15 +45,21 @@ ExpandedWeights::ExpandedWeights(const Model& model, DType dtype, int64_t budget
   const int64_t fitting = budget_bytes / static_cast<int64_t>(layer_bytes_);
   const int slots =
       static_cast<int>(std::min<int64_t>(layers, std::max<int64_t>(kMinSlots, fitting)));
-  resident_ = slots == layers;
+  pinned_ = slots == layers ? layers : slots - kMinSlots;
   slots_.resize(static_cast<size_t>(slots));
   for (Slot& slot : slots_) slot.storage = AlignedBuffer(layer_bytes_);
+}
+
+size_t ExpandedWeights::SlotIndex(int layer) const {
+  if (layer < pinned_) return static_cast<size_t>(layer);
+  return static_cast<size_t>(pinned_ + (layer - pinned_) % kMinSlots);
 }
 
 absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Instant deadline) {
   Slot& slot = SlotOf(layer);
   MutexLock lock(&mutex_);
   while (slot.layer != layer) {
+    RF_RETURN_IF_ERROR(aborted_);
     if (slot.readers == 0) {
       slot.layer = layer;
       slot.next_piece = 0;
@@ -76,6 +82,7 @@ absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Insta
     if (++slot.done_pieces == kLayerMatrices) changed_.SignalAll();
   }
   while (slot.done_pieces < kLayerMatrices) {
+    RF_RETURN_IF_ERROR(aborted_);
     if (!changed_.WaitUntil(&mutex_, deadline)) {
       return absl::DeadlineExceededError("waited too long for a layer to be expanded");
     }
@@ -84,7 +91,7 @@ absl::Status ExpandedWeights::Acquire(int layer, MatrixProducts& products, Insta
 }
 
 void ExpandedWeights::Release(int layer) {
-  if (resident_) return;
+  if (layer < pinned_) return;
   MutexLock lock(&mutex_);
   Slot& slot = SlotOf(layer);
   RF_CHECK(slot.layer == layer && slot.readers > 0);
@@ -99,8 +106,16 @@ const std::byte* ExpandedWeights::packed(int layer, LayerMatrix m) const {
   return SlotOf(layer).storage.data() + offsets_[static_cast<size_t>(m)];
 }
 
+void ExpandedWeights::Abort(const absl::Status& status) {
+  RF_CHECK(!status.ok());
+  MutexLock lock(&mutex_);
+  aborted_.Update(status);
+  changed_.SignalAll();
+}
+
 void ExpandedWeights::Reset() {
   MutexLock lock(&mutex_);
+  aborted_ = absl::OkStatus();
   for (Slot& slot : slots_) {
     slot.layer = -1;
     slot.readers = 0;

@@ -30,8 +30,8 @@ const WeightMatrix& GetMatrix(const LayerWeights& layer, LayerMatrix m);
 // may be ahead of user B by less than the number of slots.
 class ExpandedWeights {
  public:
-  // `budget_bytes`: slots fill it, at least two and at most one a layer; with a slot for each layer
-  // they stay expanded for good. `users`: ranks.
+  // `budget_bytes`: slots fill it, at least two and at most one a layer. The first layers stay
+  // expanded in all slots but two, which the other layers share in turn. `users`: ranks.
   ExpandedWeights(const Model& model, DType dtype, int64_t budget_bytes, int users);
 
   const PackedFormat& format(LayerMatrix m) const { return formats_[static_cast<size_t>(m)]; }
@@ -45,6 +45,8 @@ class ExpandedWeights {
   // Valid between Acquire and Release.
   const std::byte* packed(int layer, LayerMatrix m) const;
 
+  // Makes every waiting and later Acquire fail with `status` until Reset. REQUIRES: !status.ok().
+  void Abort(const absl::Status& status);
   // Forgets all state after a failed pass. REQUIRES: nobody is inside.
   void Reset();
 
@@ -57,16 +59,18 @@ class ExpandedWeights {
     int readers = 0;  // users that have not released it yet
   };
 
-  Slot& SlotOf(int layer) { return slots_[static_cast<size_t>(layer) % slots_.size()]; }
-  const Slot& SlotOf(int layer) const { return slots_[static_cast<size_t>(layer) % slots_.size()]; }
+  size_t SlotIndex(int layer) const;
+  Slot& SlotOf(int layer) { return slots_[SlotIndex(layer)]; }
+  const Slot& SlotOf(int layer) const { return slots_[SlotIndex(layer)]; }
 
   const Model& model_;
   const int users_;
   std::vector<PackedFormat> formats_;  // [kLayerMatrices]
   std::vector<size_t> offsets_;        // [kLayerMatrices] in a slot
   size_t layer_bytes_ = 0;
-  bool resident_ = false;  // a slot for each layer
+  int pinned_ = 0;  // the first layers, which have a slot each
   Mutex mutex_;
+  absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   CondVar changed_;
   std::vector<Slot> slots_;  // the fields other than storage are guarded by mutex_
 };

@@ -10,8 +10,6 @@
 namespace ringfill {
 namespace {
 
-// Slowest attention that a wait for a peer still allows for, in operations per second and thread.
-constexpr double kFloorOperationsPerS = 0.5e9;
 // Rows (tokens times heads of a KV group) of a query tile: large enough for the kernel's register
 // tiles, small enough that its scores stay in the second-level cache.
 constexpr int kQueryTileRows = 192;
@@ -75,21 +73,6 @@ PrefillPass::Shard PrefillPass::MeasureShard(int source) const {
   return shard;
 }
 
-Duration PrefillPass::RoundTimeout() const {
-  // The whole step's attention of one layer bounds what a peer may be busy with.
-  double products = 0;
-  for (const PrefillChunk& chunk : plan_.chunks) {
-    products += static_cast<double>(chunk.end - chunk.begin) * static_cast<double>(chunk.end);
-  }
-  const ModelConfig& c = ctx_.config();
-  const double operations =
-      4.0 * c.heads * c.head_dim * products +
-      2.0 * static_cast<double>(layout_.rows()) * c.width * (c.width + 3.0 * c.ffn_width);
-  const auto predicted = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(operations / kFloorOperationsPerS));
-  return std::max(ctx_.min_round_timeout, predicted);
-}
-
 absl::Status PrefillPass::Run() {
   const Instant start = ctx_.clock->Now();
   Prepare();
@@ -142,7 +125,7 @@ absl::Status PrefillPass::Run() {
 }
 
 absl::Status PrefillPass::AcquireLayer(int layer) {
-  const Instant deadline = ctx_.clock->Now() + RoundTimeout();
+  const Instant deadline = ctx_.clock->Now() + rank_.peer_timeout;
   Mutex mutex;
   absl::Status first;
   rank_.team.ParallelFor(rank_.team.size(), [&](int t, int64_t) {
@@ -246,16 +229,12 @@ absl::Status PrefillPass::RingAttention(int layer) {
          .from = previous,
          .send = {rank_.ring[at_hand].data(), send_bytes},
          .recv = {rank_.ring[1 - at_hand].data(), sizeof(RoundHeader) + shards_[coming].bytes},
-         .deadline = ctx_.clock->Now() + RoundTimeout()});
+         .deadline = ctx_.clock->Now() + rank_.peer_timeout});
   };
   if (n > 1) {
     GatherOwnShard(layer, rank_.ring[0].data());
     start_exchange(0);
   }
-  const SoftmaxRows state{rank_.state_max.as<float>(), rank_.state_sum.as<float>(),
-                          rank_.state_acc.as<float>()};
-  ClearSoftmax(state, static_cast<int>(layout_.rows()) * ctx_.config().heads,
-               ctx_.config().head_dim);
   Attend(layer, me, nullptr);
   for (int round = 1; round < n; ++round) {
     const Instant before = ctx_.clock->Now();
@@ -310,11 +289,15 @@ void PrefillPass::Attend(int layer, int source, const std::byte* received) {
 void PrefillPass::AttendTile(int layer, int thread, int source, const std::byte* received,
                              const QueryTile& tile, int kv_head) {
   const int64_t* visible = layout_.visible[static_cast<size_t>(source)].data() + tile.row;
-  if (visible[tile.tokens - 1] == 0) return;
   const ModelConfig& c = ctx_.config();
   const int group = ctx_.group();
   const auto chunk = static_cast<size_t>(tile.chunk);
   const int64_t first = (kv_head * layout_.rows() + tile.row) * group;
+  const SoftmaxRows state{rank_.state_max.as<float>() + first, rank_.state_sum.as<float>() + first,
+                          rank_.state_acc.as<float>() + first * c.head_dim};
+  // The rank's own shard comes first.
+  if (received == nullptr) ClearSoftmax(state, tile.tokens * group, c.head_dim);
+  if (visible[tile.tokens - 1] == 0) return;
   AttentionTile work;
   work.q =
       rank_.q.data() + static_cast<size_t>(first * c.head_dim) * DTypeBytes(ctx_.kv_shape.type);
@@ -330,8 +313,7 @@ void PrefillPass::AttendTile(int layer, int thread, int source, const std::byte*
                ctx_.geometry.VOffset(0, kv_head)};
   }
   work.visible = visible;
-  work.state = {rank_.state_max.as<float>() + first, rank_.state_sum.as<float>() + first,
-                rank_.state_acc.as<float>() + first * c.head_dim};
+  work.state = state;
   ctx_.attention->Run(work, rank_.scratch[static_cast<size_t>(thread)]->attention.data());
 }
 

@@ -37,7 +37,6 @@ class PrefillPass {
 
   void Prepare();
   Shard MeasureShard(int source) const;
-  Duration RoundTimeout() const;
   absl::Status AcquireLayer(int layer);
 
   // First half of `layer` for one tile: QKV, queries packed, K and V stored in their pages.

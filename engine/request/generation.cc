@@ -1,6 +1,9 @@
 #include "engine/request/generation.h"
 
 #include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_cat.h"
 
 namespace ringfill {
 namespace {
@@ -65,7 +68,11 @@ void Generation::AddShare(int rank, double busy_ms, double wait_ms) {
   shares_[static_cast<size_t>(rank)].wait_ms += wait_ms;
 }
 
-void Generation::AddScore(int64_t position, float logprob) {
+void Generation::AddScore(int rank, int64_t position, float logprob) {
+  if (!std::isfinite(logprob)) {
+    failure_ = absl::DataLossError(absl::StrCat("the log-probability after prompt token ", position,
+                                                ", computed on rank ", rank, ", is not finite"));
+  }
   prompt_logprobs_[static_cast<size_t>(position)] = logprob;
 }
 
@@ -117,13 +124,18 @@ absl::StatusOr<std::optional<TokenId>> Generation::Step(std::span<const float> l
 
 void Generation::Finish(const std::vector<int64_t>& pages) {
   DoneEvent done;
-  done.finish_reason = finish_reason_;
-  done.matched_stop = matched_stop_;
   if (matched_stop_.empty()) {
     StopMatcher::Result result = stops_.Push(detokenizer_.Flush());
     done.text = std::move(result.text);
-    if (!result.matched) done.text += stops_.Flush();
+    if (result.matched) {
+      finish_reason_ = FinishReason::kStop;
+      matched_stop_ = std::move(result.stop);
+    } else {
+      done.text += stops_.Flush();
+    }
   }
+  done.finish_reason = finish_reason_;
+  done.matched_stop = matched_stop_;
   done.usage = {static_cast<int64_t>(request_.prompt.size()), 0, generated_};
   done.timings = {Between(submitted_, started_), Between(started_, prefilled_),
                   Between(submitted_, first_token_), Between(first_token_, last_token_)};

@@ -30,7 +30,6 @@ class Generation {
   const Request& request() const { return request_; }
   Outbox& outbox() const { return *outbox_; }
   int64_t max_tokens() const { return max_tokens_; }
-  int64_t generated() const { return generated_; }
   Instant submitted() const { return submitted_; }
   std::optional<Instant> last_token_at() const { return last_token_; }
   bool past_deadline(Instant now) const {
@@ -44,7 +43,10 @@ class Generation {
   void NoteProgress(double processed, double attention_share, Instant now);
   void NotePrefilled(Instant now);
   void AddShare(int rank, double busy_ms, double wait_ms);
-  void AddScore(int64_t position, float logprob);
+  // A log-probability that is not finite fails the request: see failure().
+  void AddScore(int rank, int64_t position, float logprob);
+  // Not OK when the request cannot go on; the leader ends it.
+  const absl::Status& failure() const { return failure_; }
 
   // Samples from `logits` and tells the client. Returns the token when the request goes on, nothing
   // when it has finished (then Finish is due); DATA_LOSS for logits that are not finite.
@@ -75,6 +77,7 @@ class Generation {
   std::optional<Instant> started_, prefilled_, first_token_, last_token_, last_progress_;
   std::vector<RankShare> shares_;
   std::vector<float> prompt_logprobs_;
+  absl::Status failure_;
 };
 
 }  // namespace ringfill

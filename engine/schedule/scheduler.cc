@@ -58,6 +58,8 @@ absl::Status Scheduler::ExtendTo(Sequence& sequence, int64_t tokens) {
 
 std::vector<SequenceId> Scheduler::Admit() {
   std::vector<SequenceId> admitted;
+  // Pages that come free belong to running sequences first.
+  if (!starved_.empty()) return admitted;
   while (!queue_.empty() && running() < options_.max_running) {
     const SequenceSpec& spec = queue_.front();
     Sequence sequence;

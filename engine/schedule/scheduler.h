@@ -43,7 +43,7 @@ class Scheduler {
   // Appends to the queue. REQUIRES: CheckFits passed, the id is new.
   void Enqueue(SequenceSpec spec);
   // Moves sequences from the queue's front to running while pages for the whole prompt and a decode
-  // reserve can be had; returns them.
+  // reserve can be had and none of those running waits for a page; returns them.
   std::vector<SequenceId> Admit();
   // Takes a sequence out, queued or running, and releases its pages; returns them, now free.
   // Unknown ids are ignored.

@@ -55,7 +55,6 @@ struct RankStepResult {
   double decode_busy_s = 0, decode_wait_s = 0;
   int64_t ring_bytes = 0;             // sent
   std::vector<double> round_seconds;  // transfer time of each ring round
-  int64_t attention_work = 0;         // (row, key) products computed, at page granularity
   uint64_t stopped_mask = 0;          // chunks that all ranks stopped working on
   // Logits of this rank's vocabulary slice: [logit rows][vocab_end - vocab_begin]. Rows: chunks
   // that want logits and were not stopped, then decodes, in plan order.
@@ -63,6 +62,11 @@ struct RankStepResult {
   std::vector<float> logits;
   std::vector<ScoredToken> scores;
 };
+
+// How long a rank waits for a peer in this step: what the step's work of one layer, or of the
+// output head, takes a rank that has all of it, at a rate so low that only a stuck rank is slower;
+// at least context.min_round_timeout.
+Duration PeerTimeout(const ForwardContext& context, const StepPlan& plan);
 
 // Scratch of one compute thread.
 struct ThreadScratch {
@@ -84,6 +88,7 @@ class Rank {
   const ForwardContext& context;
   const Placement& placement;
   Communicator* comm = nullptr;  // set while an epoch lasts
+  Duration peer_timeout{};       // of every wait for a peer in the current step
   PagePool pool;
   ThreadTeam team;
   std::vector<std::unique_ptr<ThreadScratch>> scratch;  // [team.size()]

@@ -22,14 +22,20 @@ absl::Status RunPasses(Rank& rank, const StepPlan& plan, const StepControl& cont
         homes.push_back(rank.placement.Home(plan.chunks[c].end - 1));
       }
     }
+    const Instant start = rank.context.clock->Now();
     RF_RETURN_IF_ERROR(ShareRows(rank, homes, hidden));
+    result.prefill_wait_s += Seconds(rank.context.clock->Now() - start);
   }
   if (!plan.decodes.empty()) {
     DecodePass pass(rank, plan, result);
     RF_RETURN_IF_ERROR(pass.Run());
     hidden.insert(hidden.end(), pass.hidden().begin(), pass.hidden().end());
   }
-  if (!hidden.empty()) ComputeLogits(rank, hidden, result);
+  if (hidden.empty()) return absl::OkStatus();
+  const Instant start = rank.context.clock->Now();
+  ComputeLogits(rank, hidden, result);
+  const double seconds = Seconds(rank.context.clock->Now() - start);
+  (plan.decodes.empty() ? result.prefill_busy_s : result.decode_busy_s) += seconds;
   return absl::OkStatus();
 }
 
@@ -37,7 +43,7 @@ absl::Status RunPasses(Rank& rank, const StepPlan& plan, const StepControl& cont
 
 WorkerGroup::WorkerGroup(const ForwardContext& context, const Placement& placement,
                          const WorkerGroupOptions& options)
-    : context_(context) {
+    : context_(context), fault_(options.fault) {
   for (int r = 0; r < options.ranks; ++r) {
     ranks_.push_back(std::make_unique<Rank>(context, placement, options.pages_per_rank,
                                             options.threads_per_rank, options.spin_rounds));
@@ -99,9 +105,14 @@ void WorkerGroup::RankLoop(int index) {
       control = control_;
       result = &(*results_)[static_cast<size_t>(index)];
     }
-    result->status = RunPasses(rank, *plan, *control, *result);
-    // Peers that wait for this rank must learn at once.
-    if (!result->status.ok()) rank.comm->Abort(result->status);
+    rank.peer_timeout = PeerTimeout(context_, *plan);
+    if (fault_) result->status = fault_(index, plan->step);
+    if (result->status.ok()) result->status = RunPasses(rank, *plan, *control, *result);
+    if (!result->status.ok()) {
+      // Peers that wait for this rank must learn at once.
+      rank.comm->Abort(result->status);
+      context_.weights->Abort(result->status);
+    }
     MutexLock lock(&mutex_);
     if (--running_ == 0) step_finished_.Signal();
   }

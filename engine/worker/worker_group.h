@@ -2,6 +2,7 @@
 // schedule.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <thread>
 #include <vector>
@@ -13,11 +14,16 @@
 
 namespace ringfill {
 
+// For tests of failure: asked by each rank before each step; a status that is not OK fails the
+// rank.
+using StepFault = std::function<absl::Status(int rank, uint64_t step)>;
+
 struct WorkerGroupOptions {
   int ranks = 1;
   int threads_per_rank = 1;
   int spin_rounds = 0;
   int64_t pages_per_rank = 0;
+  StepFault fault;
 };
 
 // Used by one thread, the leader.
@@ -41,6 +47,7 @@ class WorkerGroup {
   void RankLoop(int index);
 
   const ForwardContext& context_;
+  const StepFault fault_;
   std::vector<std::unique_ptr<Communicator>> communicators_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 

@@ -261,8 +261,10 @@ TEST(EngineTest, BadOptionsAreNamed) {
               testing::HasSubstr("kv.page_tokens"));
   EXPECT_THAT(error([](EngineOptions& o) { o.stripe_tokens = 24; }),
               testing::HasSubstr("sharding.stripe_tokens"));
-  EXPECT_THAT(error([](EngineOptions& o) { o.kv_memory_bytes = 1; }),
-              testing::HasSubstr("kv.memory_bytes"));
+  for (int64_t bytes : {int64_t{1}, int64_t{1} << 50}) {
+    EXPECT_THAT(error([bytes](EngineOptions& o) { o.kv_memory_bytes = bytes; }),
+                testing::HasSubstr("kv.memory_bytes"));
+  }
 }
 
 TEST(EngineTest, CancelInMidPrefillReleasesPages) {
@@ -311,6 +313,52 @@ TEST(EngineTest, AClientThatDoesNotReadPausesOnlyItself) {
   for (int i = 0; i < 3; ++i) EXPECT_EQ(runner.Run(Greedy(prompt, 20)).tokens.size(), 20u);
   EXPECT_TRUE((*slow)->outbox().full());
   EXPECT_EQ((*slow)->Finish().tokens.size(), 50u);
+}
+
+TEST(EngineTest, AFailedRankEndsTheStepOnAllAndTheRingFormsAnew) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  for (int ranks : {1, 2, 4}) {
+    SCOPED_TRACE(ranks);
+    EngineOptions options = SmallOptions(ranks);
+    options.fault = [ranks](int rank, uint64_t step) {
+      const bool fails = rank == ranks - 1 && (step == 2 || step == 6);
+      return fails ? absl::InternalError("injected") : absl::OkStatus();
+    };
+    EngineRunner runner(path, options);
+    const auto prompt = RandomPrompt(1000, tiny.vocab, 6);  // four chunks: steps 1 to 4
+    const Outcome failed = runner.Run(Greedy(prompt, 4));
+    EXPECT_EQ(failed.status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
+    EXPECT_EQ(runner.engine().Status().epoch, 2u);
+    // Steps 3 to 5 are whole; the next failure comes in step 6, while it decodes.
+    const Outcome again = runner.Run(Greedy(RandomPrompt(300, tiny.vocab, 8), 9));
+    EXPECT_EQ(again.status.code(), absl::StatusCode::kUnavailable);
+    EXPECT_FALSE(again.tokens.empty());
+    ExpectMatchesReference(runner.engine().model(), RandomPrompt(300, tiny.vocab, 8),
+                           runner.Run(Greedy(RandomPrompt(300, tiny.vocab, 8), 3)), 1e-3);
+    EXPECT_EQ(runner.engine().Status().epoch, 3u);
+  }
+}
+
+TEST(EngineTest, WhenThePoolRunsDryTheYoungestEndsAndTheOthersFinish) {
+  TinyModelOptions tiny;
+  EngineOptions options = SmallOptions(1);
+  options.decode_reserve_tokens = 0;
+  // Ten pages of [layers 2][k, v][2 heads][16 x 16 floats].
+  options.kv_memory_bytes = 10 * 2 * 2 * 2 * 16 * 16 * 4;
+  EngineRunner runner(WriteTinyModel(tiny), options);
+  const auto prompt = RandomPrompt(60, tiny.vocab, 6);  // four pages
+  auto first = Client::Start(runner.engine(), Greedy(prompt, 80));
+  auto second = Client::Start(runner.engine(), Greedy(prompt, 80));
+  auto third = Client::Start(runner.engine(), Greedy(RandomPrompt(30, tiny.vocab, 1), 2));
+  ASSERT_TRUE(first.ok() && second.ok() && third.ok());
+  EXPECT_EQ((*first)->Finish().tokens.size(), 80u);
+  const Outcome ended = (*second)->Finish();
+  EXPECT_EQ(ended.status.code(), absl::StatusCode::kResourceExhausted) << ended.status;
+  EXPECT_FALSE(ended.tokens.empty());
+  EXPECT_EQ((*third)->Finish().tokens.size(), 2u);
+  EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
 }
 
 TEST(EngineTest, DestroyingTheEngineFailsWhatIsLeft) {

@@ -70,6 +70,31 @@ TEST(ExpandedWeightsTest, ALargeBudgetKeepsEveryLayer) {
   WalkLayers(int64_t{1} << 30, 3, 2);
 }
 
+TEST(ExpandedWeightsTest, ABudgetBetweenPinsTheFirstLayers) {
+  const auto model = SixLayers();
+  const auto layer_bytes =
+      static_cast<int64_t>(ExpandedWeights(*model, DType::kF32, 0, 1).bytes()) / 2;
+  ExpandedWeights weights(*model, DType::kF32, 4 * layer_bytes, 1);
+  EXPECT_EQ(weights.slots(), 4);
+  WalkLayers(3 * layer_bytes, 2, 2);
+  WalkLayers(4 * layer_bytes, 3, 1);
+}
+
+TEST(ExpandedWeightsTest, AbortEndsWaitsUntilReset) {
+  const auto model = SixLayers();
+  ExpandedWeights weights(*model, DType::kF32, 0, 2);
+  MatrixProducts products;
+  ASSERT_TRUE(weights.Acquire(0, products, InOneMinute()).ok());
+  std::thread waiter([&] {
+    MatrixProducts own;
+    EXPECT_EQ(weights.Acquire(2, own, InOneMinute()).code(), absl::StatusCode::kAborted);
+  });
+  weights.Abort(absl::AbortedError("a rank failed"));
+  waiter.join();
+  weights.Reset();
+  EXPECT_TRUE(weights.Acquire(2, products, InOneMinute()).ok());
+}
+
 TEST(ExpandedWeightsTest, WaitingForALayerThatNobodyLeavesEnds) {
   const auto model = SixLayers();
   ExpandedWeights weights(*model, DType::kF32, 0, 2);

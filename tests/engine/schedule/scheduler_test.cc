@@ -119,6 +119,27 @@ TEST(SchedulerTest, StarvedDecodesAreNamedAndGoOnWhenPagesComeFree) {
   EXPECT_TRUE(scheduler.starved().empty());
 }
 
+TEST(SchedulerTest, PagesThatComeFreeGoToStarvedSequencesBeforeTheQueue) {
+  const Placement placement(1, 16);
+  SchedulerOptions options = Options(3);
+  options.decode_reserve_tokens = 0;
+  Scheduler scheduler(placement, options);
+  scheduler.Enqueue(Spec(1, 16, 50));
+  scheduler.Enqueue(Spec(2, 32, 1));
+  EXPECT_EQ(scheduler.Admit().size(), 2u);
+  scheduler.Commit(scheduler.Plan());
+  scheduler.AppendToken(1, 5);
+  scheduler.Enqueue(Spec(3, 32, 1));  // would take both pages that sequence 2 gives back
+  EXPECT_TRUE(scheduler.Plan().decodes.empty());
+  EXPECT_THAT(scheduler.starved(), testing::ElementsAre(1));
+  scheduler.Remove(2);
+  EXPECT_TRUE(scheduler.Admit().empty());
+  EXPECT_EQ(scheduler.Plan().decodes.size(), 1u);
+  EXPECT_TRUE(scheduler.Admit().empty());  // one page is left, it needs two
+  scheduler.Remove(1);
+  EXPECT_THAT(scheduler.Admit(), testing::ElementsAre(3));
+}
+
 TEST(SchedulerTest, PausedSequencesAreNotDecoded) {
   const Placement placement(1, 16);
   Scheduler scheduler(placement, Options(10));
