@@ -389,8 +389,12 @@ void Engine::Impl::AdmitQueued() {
   const std::vector<SequenceId> admitted = scheduler_->Admit();
   const Instant now = clock_.Now();
   for (SequenceId id : admitted) active_.at(id)->NoteStarted(now);
-  MutexLock lock(&mutex_);
-  queued_ -= static_cast<int64_t>(admitted.size());
+  if (admitted.empty()) return;
+  {
+    MutexLock lock(&mutex_);
+    queued_ -= static_cast<int64_t>(admitted.size());
+  }
+  Publish();  // a step may take long
 }
 
 void Engine::Impl::UpdatePauses() {

@@ -282,6 +282,9 @@ TEST(EngineTest, CancelInMidPrefillReleasesPages) {
     const Event event = (*client)->Next();
     if (std::holds_alternative<ProgressEvent>(event)) break;
   }
+  // What it holds shows while its first step runs.
+  EXPECT_EQ(runner.engine().Status().running, 1);
+  EXPECT_GT(runner.engine().Status().ranks[0].pages_used, 1000);
   (*client)->outbox().Close();
   EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
   // The engine serves on.
