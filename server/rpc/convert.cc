@@ -66,6 +66,18 @@ absl::Status CheckOptions(Request& request, const RequestLimits& limits) {
   return absl::OkStatus();
 }
 
+// The markup around an empty message would otherwise pass for a prompt.
+absl::Status CheckContents(const v1::Chat& chat) {
+  for (int i = 0; i < chat.messages_size(); ++i) {
+    const v1::ChatMessage& message = chat.messages(i);
+    if (message.role() == "user" && message.content().empty()) {
+      return absl::InvalidArgumentError(
+          Concat("prompt.chat: the prompt is empty: message ", i, " (user) has no content"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 PromptReader::PromptReader(const Tokenizer& tokenizer, absl::StatusOr<ChatTemplate> chat,
@@ -82,6 +94,7 @@ absl::StatusOr<std::vector<TokenId>> PromptReader::Read(const v1::Prompt& prompt
   size_t bytes = 0;
   for (const PromptPiece& piece : pieces) bytes += piece.text.size();
   if (bytes == 0) return absl::InvalidArgumentError("prompt.text is empty");
+  RF_RETURN_IF_ERROR(CheckContents(prompt.chat()));
   if (bytes / longest_token_bytes_ > static_cast<size_t>(limits_.max_context_tokens)) {
     return absl::InvalidArgumentError(
         Concat("prompt has ", bytes, " bytes of text: more than ", bytes / longest_token_bytes_,
