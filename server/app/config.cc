@@ -1,6 +1,7 @@
 #include "server/app/config.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "base/check.h"
 #include "server/text.h"
@@ -12,8 +13,7 @@ namespace {
 absl::StatusOr<std::string> FromEnvironment(const std::string& name) {
   const char* const value = name.empty() ? nullptr : std::getenv(name.c_str());
   if (value == nullptr || *value == '\0') {
-    return absl::InvalidArgumentError(
-        Concat("model.path: the environment variable ", name, " is not set"));
+    return absl::InvalidArgumentError(Concat("the environment variable ", name, " is not set"));
   }
   return std::string(value);
 }
@@ -28,7 +28,7 @@ absl::StatusOr<std::string> ExpandPath(std::string_view path) {
     const size_t close = path.find('}', open);
     if (close == std::string_view::npos) {
       return absl::InvalidArgumentError(
-          Concat("model.path: \"${\" without \"}\" in \"", path.substr(0, 100), "\""));
+          Concat("\"${\" without \"}\" in \"", path.substr(0, 100), "\""));
     }
     RF_ASSIGN_OR_RETURN(std::string value,
                         FromEnvironment(std::string(path.substr(open + 2, close - open - 2))));
@@ -37,6 +37,18 @@ absl::StatusOr<std::string> ExpandPath(std::string_view path) {
   }
   out += path;
   return out;
+}
+
+// " at FILE:LINE" for messages, empty for keys that no file set.
+std::string AtOrigin(const Config& config, std::string_view name) {
+  const auto found = config.origins.find(name);
+  return found == config.origins.end() ? "" : Concat(" at ", found->second);
+}
+
+absl::Status PathError(const Config& config, std::string_view message) {
+  const auto found = config.origins.find("model.path");
+  return absl::InvalidArgumentError(
+      Concat(found == config.origins.end() ? "" : found->second + ": ", "model.path", message));
 }
 
 }  // namespace
@@ -61,20 +73,26 @@ absl::Status ApplySetting(std::string_view setting, Config& config) {
     return absl::InvalidArgumentError(Concat("--set: ", UnknownKeyMessage(name)));
   }
   const absl::Status set = SetConfigValue(*key, setting.substr(equals + 1), config);
-  if (set.ok()) return set;
+  if (set.ok()) {
+    config.origins.erase(std::string(name));
+    return set;
+  }
   return absl::InvalidArgumentError(Concat("--set ", set.message()));
 }
 
 absl::Status SettleConfig(Config& config) {
-  RF_ASSIGN_OR_RETURN(config.model_path, ExpandPath(config.model_path));
+  absl::StatusOr<std::string> path = ExpandPath(config.model_path);
+  if (!path.ok()) return PathError(config, Concat(": ", path.status().message()));
+  config.model_path = *std::move(path);
   if (config.model_path.empty()) {
-    return absl::InvalidArgumentError(
-        "model.path is not set; name a GGUF file, for example --set model.path=model.gguf");
+    return PathError(config,
+                     " is not set; name a GGUF file, for example --set model.path=model.gguf");
   }
   if (config.sharding_stripe_tokens % config.kv_page_tokens != 0) {
-    return absl::InvalidArgumentError(
-        Concat("sharding.stripe_tokens (", config.sharding_stripe_tokens,
-               ") must be a multiple of kv.page_tokens (", config.kv_page_tokens, ")"));
+    return absl::InvalidArgumentError(Concat(
+        "sharding.stripe_tokens (", config.sharding_stripe_tokens,
+        AtOrigin(config, "sharding.stripe_tokens"), ") must be a multiple of kv.page_tokens (",
+        config.kv_page_tokens, AtOrigin(config, "kv.page_tokens"), ")"));
   }
   return absl::OkStatus();
 }

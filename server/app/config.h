@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +45,9 @@ struct Config {
   int64_t scheduler_max_queued_requests = 0;
   int64_t scheduler_max_running_requests = 0;
   int64_t ring_min_round_timeout_ms = 0;
+
+  // Not a key: "file:line" of each key that a file set last, by the key's name.
+  std::map<std::string, std::string, std::less<>> origins;
 };
 
 enum class ConfigKind {
@@ -91,7 +96,8 @@ absl::Status ApplyConfigFile(const std::string& path, Config& config);
 absl::Status ApplySetting(std::string_view setting, Config& config);
 
 // Expands a leading ~ and every ${NAME} in model.path, then checks what concerns several keys.
-// INVALID_ARGUMENT naming an unset variable or the keys that do not fit each other.
+// INVALID_ARGUMENT naming an unset variable or the keys that do not fit each other, with
+// `file:line` where a file set them.
 absl::Status SettleConfig(Config& config);
 
 // A complete YAML file that gives `config` again.

@@ -64,7 +64,8 @@ class ConfigReader final : public YAML::EventHandler {
     const ConfigKey* const found = FindConfigKey(*key_);
     if (found != nullptr) {
       const absl::Status set = SetConfigValue(*found, value, config_);
-      if (!set.ok()) Fail(mark, StdPiece(set.message()));
+      if (!set.ok()) return Fail(mark, StdPiece(set.message()));
+      config_.origins[*key_] = Concat(file_, ":", key_mark_.line + 1);
     } else if (IsSection(*key_)) {
       Fail(mark, Concat(*key_, " is a section: it holds keys, not a value"));
     } else {

@@ -286,5 +286,25 @@ TEST(SettleConfigTest, RefusesWhatCannotBeExpandedOrDoesNotFit) {
               AllOf(HasSubstr("sharding.stripe_tokens (96)"), HasSubstr("kv.page_tokens (64)")));
 }
 
+TEST(SettleConfigTest, ErrorsNameTheLinesThatAFileSet) {
+  ASSERT_EQ(unsetenv("RINGFILL_UNSET"), 0);
+  Config config = DefaultConfig();
+  ASSERT_TRUE(ApplyConfigYaml("model:\n  path: ${RINGFILL_UNSET}/m\nkv:\n  page_tokens: 32\n"
+                              "sharding:\n  stripe_tokens: 48\n",
+                              "my.yaml", config)
+                  .ok());
+  EXPECT_EQ(Message(SettleConfig(config)),
+            "my.yaml:2: model.path: the environment variable RINGFILL_UNSET is not set");
+  ASSERT_TRUE(ApplySetting("model.path=m", config).ok());
+  EXPECT_EQ(Message(SettleConfig(config)),
+            "sharding.stripe_tokens (48 at my.yaml:6) must be a multiple of kv.page_tokens (32 at "
+            "my.yaml:4)");
+  // What the command line set last no longer comes from the file.
+  ASSERT_TRUE(ApplySetting("kv.page_tokens=64", config).ok());
+  EXPECT_THAT(Message(SettleConfig(config)), HasSubstr("kv.page_tokens (64)"));
+  ASSERT_TRUE(ApplySetting("model.path=", config).ok());
+  EXPECT_THAT(Message(SettleConfig(config)), StartsWith("model.path is not set"));
+}
+
 }  // namespace
 }  // namespace ringfill
