@@ -94,7 +94,7 @@ say "asking about $document: $question"
   cat "$document"
   printf '\n\n%s\n' "$question"
 } | "$root/build/release/bin/ringfill" --address "$address" generate --chat --prompt-file - \
-  --max-tokens "$max_tokens" --stats
+  --max-tokens "$max_tokens" --progress --stats
 
 printf '\n' >&2
 if $keep; then
