@@ -37,9 +37,10 @@ absl::StatusOr<std::unique_ptr<Client>> Client::Connect(const ConnectionOptions&
   constexpr auto kSlice = std::chrono::milliseconds(100);  // how soon an interrupt is noticed
   grpc_connectivity_state state = channel->GetState(true);
   while (state != GRPC_CHANNEL_READY) {
+    if (interrupt.requested()) return absl::CancelledError("interrupted while connecting");
     const SystemClock::time_point now = SystemClock::now();
     if (state == GRPC_CHANNEL_TRANSIENT_FAILURE || state == GRPC_CHANNEL_SHUTDOWN ||
-        now >= deadline || interrupt.requested()) {
+        now >= deadline) {
       return absl::UnavailableError(absl::StrCat("no daemon answers at ", options.address,
                                                  ". Start one (ringfilld --config FILE), or give "
                                                  "--address HOST:PORT or RINGFILL_ADDRESS"));
@@ -72,8 +73,12 @@ std::unique_ptr<Client> ConnectOrReport(const ConnectionOptions& options,
                                         int& exit_code) {
   absl::StatusOr<std::unique_ptr<Client>> client = Client::Connect(options, interrupt);
   if (client.ok()) return *std::move(client);
-  console.PrintError(client.status());
-  exit_code = kUnreachable;
+  if (absl::IsCancelled(client.status())) {
+    exit_code = ReportFailure(client.status(), interrupt, console);
+  } else {
+    console.PrintError(client.status());
+    exit_code = kUnreachable;
+  }
   return nullptr;
 }
 

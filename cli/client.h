@@ -16,7 +16,7 @@ namespace ringfill::cli {
 class Client {
  public:
   // UNAVAILABLE with the address and a hint when nothing takes the connection: at once when it is
-  // refused, else within connect_timeout_s.
+  // refused, else within connect_timeout_s. CANCELLED when an interrupt comes first.
   static absl::StatusOr<std::unique_ptr<Client>> Connect(const ConnectionOptions& options,
                                                          const Interrupt& interrupt);
 
@@ -38,7 +38,8 @@ absl::Status FromGrpc(const grpc::Status& status);
 // Prints the failure and gives the exit code: interrupted requests get a short line of their own.
 int ReportFailure(const absl::Status& status, const Interrupt& interrupt, Console& console);
 
-// A connection, or its failure printed and `exit_code` set to kUnreachable.
+// A connection, or its failure printed and `exit_code` set: kUnreachable, or kRequestFailed when it
+// was interrupted.
 std::unique_ptr<Client> ConnectOrReport(const ConnectionOptions& options,
                                         const Interrupt& interrupt, Console& console,
                                         int& exit_code);

@@ -231,6 +231,28 @@ TEST(Wire, InterruptCancelsTheRequest) {
   EXPECT_EQ(result.err, "ringfill: interrupted, the request is cancelled\n");
 }
 
+// A listener that takes the connection and never speaks.
+TEST(Wire, InterruptWhileConnectingExitsWithOne) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  ASSERT_EQ(bind(fd, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(listen(fd, 4), 0);
+  ASSERT_EQ(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  const std::string where = "127.0.0.1:" + std::to_string(ntohs(address.sin_port));
+  Child child(RINGFILL_BINARY, {"--address", where, "--connect-timeout", "30", "status"}, "");
+  const int connection = accept4(fd, nullptr, nullptr, SOCK_CLOEXEC);
+  ASSERT_GE(connection, 0);
+  child.Signal(SIGINT);
+  const ChildResult result = child.Wait();
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err, "ringfill: interrupted, the request is cancelled\n");
+  close(connection);
+  close(fd);
+}
+
 TEST(Wire, TimeoutCancelsTheRequest) {
   FakeDaemon daemon;
   daemon.hang = true;
