@@ -106,7 +106,8 @@ std::vector<ConfigKey> EngineKeys() {
               "Compute threads over all ranks; 0 is one a core."),
       Choice("compute.isa", &Config::compute_isa,
              {"auto", "baseline", "avx2", "avx512", "avx512_bf16"}, "auto",
-             "Instruction set of the kernels; auto is the best the CPU has."),
+             "Instruction set of attention and few-row products; auto is the best the CPU has. The "
+             "rest follows the CPU, oneDNN's products also ONEDNN_MAX_CPU_ISA."),
       Bytes("compute.expanded_weight_bytes", "0", &Config::compute_expanded_weight_bytes, 0,
             kMaxBytes, "Memory for weights kept expanded; 0 is two layers."),
       Choice("kv.dtype", &Config::kv_dtype, {"auto", "f32", "bf16"}, "auto",

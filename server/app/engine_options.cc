@@ -62,10 +62,17 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
 
 std::vector<std::string> ConfigWarnings(const Config& config, const ModelConfig& model) {
   std::vector<std::string> warnings;
-  if (config.compute_dtype == "bf16" && DetectCpuIsa() < CpuIsa::kAvx512Bf16) {
-    warnings.push_back(
-        "compute.dtype is bf16 but this CPU has no bf16 arithmetic: values are stored in bf16 and "
-        "multiplied in float32, slower than f32");
+  if (config.compute_dtype == "bf16") {
+    if (DetectCpuIsa() < CpuIsa::kAvx512Bf16) {
+      warnings.push_back(
+          "compute.dtype is bf16 but this CPU has no bf16 arithmetic: values are stored in bf16 "
+          "and multiplied in float32, slower than f32");
+    } else if (const absl::StatusOr<CpuIsa> isa = ToIsa(config.compute_isa);
+               isa.ok() && *isa < CpuIsa::kAvx512Bf16) {
+      warnings.push_back(Concat("compute.dtype is bf16 but compute.isa is ", config.compute_isa,
+                                ", which has no bf16 arithmetic: attention multiplies in float32, ",
+                                "slower"));
+    }
   }
   if (config.model_max_context_tokens > model.trained_context) {
     warnings.push_back(Concat("model.max_context_tokens is ", config.model_max_context_tokens,

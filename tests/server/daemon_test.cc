@@ -188,6 +188,26 @@ TEST(TokenizeTest, GoesThereAndBack) {
   EXPECT_EQ(answer.text(), text);
 }
 
+// The template's bos_token is the model's own BOS.
+TEST(TokenizeTest, ChatBeginsWithTheModelsBos) {
+  TinyModelOptions options;
+  options.context_length = kTinyContext;
+  options.chat_template =
+      "{{ bos_token }}{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + "
+      "message['content'] + '<|im_end|>' + '\n'}}{% endfor %}";
+  TestDaemon daemon({"model.path=" + WriteTinyModel(options)});
+  v1::TokenizeRequest request;
+  v1::ChatMessage& message = *request.mutable_prompt()->mutable_chat()->add_messages();
+  message.set_role("user");
+  message.set_content("x");
+  v1::TokenizeResponse response;
+  grpc::ClientContext context;
+  ASSERT_TRUE(daemon.stub().Tokenize(&context, request, &response).ok());
+  ASSERT_GT(response.token_ids_size(), 2);
+  EXPECT_EQ(response.token_ids(0), static_cast<uint32_t>(kTinyImStart));  // the BOS of this model
+  EXPECT_EQ(response.token_ids(1), static_cast<uint32_t>(kTinyImStart));
+}
+
 TEST(TokenizeTest, DetokenizeChecksIdsAndMendsUtf8) {
   TestDaemon daemon;
   v1::DetokenizeRequest request;
@@ -296,6 +316,10 @@ TEST(StartTest, WarnsOfWhatMayNotBeMeant) {
               ElementsAre(HasSubstr("trained for 1000")));
   EXPECT_THAT(ConfigWarnings(TestConfig({"server.listen=0.0.0.0:1"}), model),
               ElementsAre(HasSubstr("no authentication")));
+  EXPECT_THAT(ConfigWarnings(TestConfig({"compute.dtype=bf16", "compute.isa=baseline"}), model),
+              ElementsAre(HasSubstr("compute.dtype is bf16")));
+  EXPECT_EQ(ConfigWarnings(TestConfig({"compute.dtype=bf16"}), model).empty(),
+            DetectCpuIsa() == CpuIsa::kAvx512Bf16);
 }
 
 TEST(ReadinessTest, FollowsProgressAge) {
