@@ -33,32 +33,33 @@ absl::Status CheckCount(const char* field, size_t count, size_t limit) {
 // The comparisons are written so that NaN fails them.
 absl::Status CheckSampling(const SamplingOptions& sampling) {
   if (!(sampling.temperature >= 0 && sampling.temperature <= kMaxTemperature)) {
-    return Refuse("temperature", sampling.temperature, "from 0 to 100");
+    return Refuse("sampling.temperature", sampling.temperature, "from 0 to 100");
   }
-  if (sampling.top_k < 0) return Refuse("top_k", sampling.top_k, "at least 0 (0: off)");
+  if (sampling.top_k < 0) return Refuse("sampling.top_k", sampling.top_k, "at least 0 (0: off)");
   if (!(sampling.top_p > 0 && sampling.top_p <= 1)) {
-    return Refuse("top_p", sampling.top_p, "above 0 and at most 1 (1: off)");
+    return Refuse("sampling.top_p", sampling.top_p, "above 0 and at most 1 (1: off)");
   }
   if (!(sampling.min_p >= 0 && sampling.min_p <= 1)) {
-    return Refuse("min_p", sampling.min_p, "from 0 to 1 (0: off)");
+    return Refuse("sampling.min_p", sampling.min_p, "from 0 to 1 (0: off)");
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckStop(const StopOptions& stop, int64_t vocab) {
-  if (stop.max_tokens < 1) return Refuse("max_tokens", stop.max_tokens, "at least 1");
-  if (stop.min_tokens < 0) return Refuse("min_tokens", stop.min_tokens, "at least 0");
+  if (stop.max_tokens < 1) return Refuse("stopping.max_tokens", stop.max_tokens, "at least 1");
+  if (stop.min_tokens < 0) return Refuse("stopping.min_tokens", stop.min_tokens, "at least 0");
   if (stop.min_tokens > stop.max_tokens) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "min_tokens is ", stop.min_tokens, ", must be at most max_tokens, ", stop.max_tokens));
+    return absl::InvalidArgumentError(absl::StrCat("stopping.min_tokens is ", stop.min_tokens,
+                                                   ", must be at most max_tokens, ",
+                                                   stop.max_tokens));
   }
-  RF_RETURN_IF_ERROR(CheckCount("stop_ids", stop.stop_ids.size(), kMaxStopIds));
-  RF_RETURN_IF_ERROR(CheckIds("stop_ids", stop.stop_ids, vocab));
-  RF_RETURN_IF_ERROR(CheckCount("stop_strings", stop.stop_strings.size(), kMaxStopStrings));
+  RF_RETURN_IF_ERROR(CheckCount("stopping.stop_token_ids", stop.stop_ids.size(), kMaxStopIds));
+  RF_RETURN_IF_ERROR(CheckIds("stopping.stop_token_ids", stop.stop_ids, vocab));
+  RF_RETURN_IF_ERROR(CheckCount("stopping.stop", stop.stop_strings.size(), kMaxStopStrings));
   for (size_t i = 0; i < stop.stop_strings.size(); ++i) {
     const size_t bytes = stop.stop_strings[i].size();
     if (bytes == 0 || bytes > kMaxStopStringBytes) {
-      return absl::InvalidArgumentError(absl::StrCat("stop_strings[", i, "] has ", bytes,
+      return absl::InvalidArgumentError(absl::StrCat("stopping.stop[", i, "] has ", bytes,
                                                      " bytes, must be 1 to ", kMaxStopStringBytes));
     }
   }
@@ -86,8 +87,8 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
   RF_RETURN_IF_ERROR(CheckSampling(request.sampling));
   RF_RETURN_IF_ERROR(CheckStop(request.stop, limits.vocab));
   if (request.logprobs < -1 || request.logprobs > kMaxLogprobs) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "logprobs is ", request.logprobs, ", must be from 0 to ", kMaxLogprobs, " (-1: none)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("logprobs is ", request.logprobs, ", must be from 0 to ", kMaxLogprobs));
   }
   return CheckPrompt(request, limits);
 }

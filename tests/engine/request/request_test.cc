@@ -48,20 +48,22 @@ TEST(ValidateRequestTest, SamplingValuesOutOfRange) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();
   const Case cases[] = {
-      {"temperature is -0.5, must be from 0 to 100",
+      {"sampling.temperature is -0.5, must be from 0 to 100",
        [](Request& r) { r.sampling.temperature = -0.5f; }},
-      {"temperature is 100.5", [](Request& r) { r.sampling.temperature = 100.5f; }},
-      {"temperature is nan", [=](Request& r) { r.sampling.temperature = nan; }},
-      {"temperature is inf", [=](Request& r) { r.sampling.temperature = infinity; }},
-      {"temperature is -inf", [=](Request& r) { r.sampling.temperature = -infinity; }},
-      {"top_k is -1, must be at least 0", [](Request& r) { r.sampling.top_k = -1; }},
-      {"top_p is 0, must be above 0 and at most 1", [](Request& r) { r.sampling.top_p = 0; }},
-      {"top_p is 1.5", [](Request& r) { r.sampling.top_p = 1.5f; }},
-      {"top_p is -0.25", [](Request& r) { r.sampling.top_p = -0.25f; }},
-      {"top_p is nan", [=](Request& r) { r.sampling.top_p = nan; }},
-      {"min_p is -0.25, must be from 0 to 1", [](Request& r) { r.sampling.min_p = -0.25f; }},
-      {"min_p is 1.5", [](Request& r) { r.sampling.min_p = 1.5f; }},
-      {"min_p is nan", [=](Request& r) { r.sampling.min_p = nan; }},
+      {"sampling.temperature is 100.5", [](Request& r) { r.sampling.temperature = 100.5f; }},
+      {"sampling.temperature is nan", [=](Request& r) { r.sampling.temperature = nan; }},
+      {"sampling.temperature is inf", [=](Request& r) { r.sampling.temperature = infinity; }},
+      {"sampling.temperature is -inf", [=](Request& r) { r.sampling.temperature = -infinity; }},
+      {"sampling.top_k is -1, must be at least 0", [](Request& r) { r.sampling.top_k = -1; }},
+      {"sampling.top_p is 0, must be above 0 and at most 1",
+       [](Request& r) { r.sampling.top_p = 0; }},
+      {"sampling.top_p is 1.5", [](Request& r) { r.sampling.top_p = 1.5f; }},
+      {"sampling.top_p is -0.25", [](Request& r) { r.sampling.top_p = -0.25f; }},
+      {"sampling.top_p is nan", [=](Request& r) { r.sampling.top_p = nan; }},
+      {"sampling.min_p is -0.25, must be from 0 to 1",
+       [](Request& r) { r.sampling.min_p = -0.25f; }},
+      {"sampling.min_p is 1.5", [](Request& r) { r.sampling.min_p = 1.5f; }},
+      {"sampling.min_p is nan", [=](Request& r) { r.sampling.min_p = nan; }},
       {"logprobs is 65, must be from 0 to 64", [](Request& r) { r.logprobs = 65; }},
       {"logprobs is -2", [](Request& r) { r.logprobs = -2; }},
   };
@@ -80,27 +82,27 @@ TEST(ValidateRequestTest, SamplingLimitsThemselves) {
 
 TEST(ValidateRequestTest, StopOptions) {
   const Case cases[] = {
-      {"max_tokens is 0, must be at least 1", [](Request& r) { r.stop.max_tokens = 0; }},
-      {"max_tokens is -7", [](Request& r) { r.stop.max_tokens = -7; }},
-      {"min_tokens is -1, must be at least 0", [](Request& r) { r.stop.min_tokens = -1; }},
-      {"min_tokens is 11, must be at most max_tokens, 10",
+      {"stopping.max_tokens is 0, must be at least 1", [](Request& r) { r.stop.max_tokens = 0; }},
+      {"stopping.max_tokens is -7", [](Request& r) { r.stop.max_tokens = -7; }},
+      {"stopping.min_tokens is -1, must be at least 0", [](Request& r) { r.stop.min_tokens = -1; }},
+      {"stopping.min_tokens is 11, must be at most max_tokens, 10",
        [](Request& r) {
          r.stop.max_tokens = 10;
          r.stop.min_tokens = 11;
        }},
-      {"stop_ids[1] is 1000, the vocabulary has ids 0 to 999",
+      {"stopping.stop_token_ids[1] is 1000, the vocabulary has ids 0 to 999",
        [](Request& r) {
          r.stop.stop_ids = {5, 1000};
        }},
-      {"stop_ids has 257 entries, at most 256 are allowed",
+      {"stopping.stop_token_ids has 257 entries, at most 256 are allowed",
        [](Request& r) { r.stop.stop_ids.assign(257, 1); }},
-      {"stop_strings has 17 entries, at most 16 are allowed",
+      {"stopping.stop has 17 entries, at most 16 are allowed",
        [](Request& r) { r.stop.stop_strings.assign(17, "x"); }},
-      {"stop_strings[1] has 0 bytes, must be 1 to 1024",
+      {"stopping.stop[1] has 0 bytes, must be 1 to 1024",
        [](Request& r) {
          r.stop.stop_strings = {"a", ""};
        }},
-      {"stop_strings[0] has 1025 bytes, must be 1 to 1024",
+      {"stopping.stop[0] has 1025 bytes, must be 1 to 1024",
        [](Request& r) { r.stop.stop_strings = {std::string(1025, 'a')}; }},
   };
   for (const Case& c : cases) ExpectRefused(c);
