@@ -56,21 +56,23 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const st
   std::unique_ptr<MetricsEndpoint> endpoint(new MetricsEndpoint);
   endpoint->registry_ = metrics.registry();
   endpoint->process_ = std::make_shared<ProcessMetrics>();
+  const auto cannot_listen = [&](std::string_view why) {
+    return absl::InvalidArgumentError(Concat("metrics.listen: cannot listen on ", listen, ": ", why,
+                                             " (is the address local, and the port free?)"));
+  };
   try {
     endpoint->exposer_ = std::make_unique<prometheus::Exposer>(
         std::vector<std::string>{"listening_ports", Concat(host, listen.substr(colon)),
                                  "num_threads", "2", "request_timeout_ms", "10000"});
     const std::vector<int> ports = endpoint->exposer_->GetListeningPorts();
-    if (ports.empty()) throw std::runtime_error("no port");
+    if (ports.empty()) return cannot_listen("no port");
     endpoint->host_ = host;
     endpoint->port_ = ports[0];
     endpoint->address_ = Concat(host, ":", ports[0]);
     endpoint->exposer_->RegisterCollectable(endpoint->registry_);
     endpoint->exposer_->RegisterCollectable(endpoint->process_);
   } catch (const std::exception& e) {
-    return absl::InvalidArgumentError(Concat("metrics.listen: cannot listen on ", listen, ": ",
-                                             e.what(),
-                                             " (is the address local, and the port free?)"));
+    return cannot_listen(e.what());
   }
   return endpoint;
 }
