@@ -101,11 +101,12 @@ class Daemon::Impl {
   Metrics metrics_;
   ServerMetrics server_metrics_;
   OpenCalls calls_;
+  // Calls use the services until their end, and the queues' closures may be the last to hold one.
+  std::unique_ptr<RpcServices> services_;
+  std::unique_ptr<PromptReader> prompts_;
   WorkQueue conversions_{kConversionThreads, kMaxWaitingConversions};
   WorkQueue events_{1, kMaxOpenCalls};
   std::unique_ptr<Engine> engine_;
-  std::unique_ptr<PromptReader> prompts_;
-  std::unique_ptr<RpcServices> services_;
   std::unique_ptr<RingfillService> service_;
   std::unique_ptr<grpc::Server> server_;
   std::string grpc_address_;
@@ -233,6 +234,8 @@ void Daemon::Impl::Shutdown(Duration grace, const std::function<bool()>& hurry) 
   server_->Shutdown(std::chrono::system_clock::now() + kLastCallsGrace);
   server_->Wait();
   server_.reset();
+  // gRPC is done with all calls; queued closures and the engine's notices may hold some still.
+  calls_.WaitEmpty(Duration::max());
 }
 
 Daemon::Daemon() = default;

@@ -1,5 +1,6 @@
 // What clients and networks do to a daemon: each case ends with no page in use.
 #include <atomic>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -251,6 +252,36 @@ TEST(DrainTest, AClientThatDoesNotReadCannotHoldItUp) {
   for (v1::GenerateEvent event; reader->Read(&event);) {
   }
   EXPECT_THAT(reader->Finish().error_code(), AnyOf(StatusCode::UNAVAILABLE, StatusCode::CANCELLED));
+}
+
+// Whatever still holds a call when the server has stopped must not outlive what the call refers to.
+TEST(DrainTest, CutShortManyTimesWithCallsInFlight) {
+  constexpr int kRounds = 20;
+  constexpr int kCalls = 48;
+  for (int round = 0; round < kRounds; ++round) {
+    auto daemon =
+        std::make_unique<TestDaemon>(std::vector<std::string>{"ranks.count=1", "metrics.listen="});
+    const auto stub = TestDaemon::Connect(daemon->daemon().grpc_address());
+    std::vector<grpc::Status> ends(kCalls);
+    std::vector<std::thread> clients;
+    std::atomic<int> under_way{0};
+    for (int i = 0; i < kCalls; ++i) {
+      clients.emplace_back([&, i] {
+        grpc::ClientContext context;
+        const auto reader = stub->Generate(&context, GenerateOf(TokenPrompt(10, i), 10000));
+        v1::GenerateEvent event;
+        if (reader->Read(&event)) ++under_way;
+        while (reader->Read(&event)) {
+        }
+        ends[i] = reader->Finish();
+      });
+    }
+    EXPECT_TRUE(Eventually([&] { return under_way == kCalls; }));
+    daemon->Shutdown(kNoGrace);
+    daemon.reset();
+    for (std::thread& client : clients) client.join();
+    for (const grpc::Status& end : ends) EXPECT_EQ(end.error_code(), StatusCode::UNAVAILABLE);
+  }
 }
 
 }  // namespace
