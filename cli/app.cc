@@ -1,9 +1,15 @@
 #include "cli/app.h"
 
 #include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
 #include <map>
+#include <string_view>
 #include <utility>
 
+#include "absl/strings/numbers.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/interrupt.h"
@@ -12,10 +18,65 @@
 namespace ringfill::cli {
 namespace {
 
+// HOST:PORT, with an IPv6 host in brackets.
+bool IsAddress(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos) return false;
+  const std::string_view port = text.substr(colon + 1);
+  int number = 0;
+  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), number);
+  if (error != std::errc() || end != port.data() + port.size() || number < 1 || number > 65535) {
+    return false;
+  }
+  std::string_view host = text.substr(0, colon);
+  const bool bracketed = host.starts_with('[') && host.ends_with(']');
+  if (bracketed) host = host.substr(1, host.size() - 2);
+  return !host.empty() && host.find_first_of("[]/?#@ \t\n\r") == std::string_view::npos &&
+         bracketed == (host.find(':') != std::string_view::npos);
+}
+
 // CLI11 reads "-1" as a huge unsigned number.
 const CLI::Validator kNoMinus(
     [](std::string& text) {
-      return text.starts_with("-") ? std::string("must not be negative") : std::string();
+      const size_t first = text.find_first_not_of(" \t\n\v\f\r");
+      return first != std::string::npos && text[first] == '-' ? std::string("must not be negative")
+                                                              : std::string();
+    },
+    "", "");
+
+// CLI11 takes what is too large for the largest number.
+const CLI::Validator kFits64Bits(
+    [](std::string& text) {
+      errno = 0;
+      (void)std::strtoull(text.c_str(), nullptr, 0);
+      return errno == ERANGE ? std::string("must be at most 18446744073709551615") : std::string();
+    },
+    "", "");
+
+// CLI11's own check lets NaN and infinity pass.
+const CLI::Validator kSeconds(
+    [](std::string& text) {
+      double seconds = 0;
+      const bool good = absl::SimpleAtod(text, &seconds) && std::isfinite(seconds) && seconds > 0;
+      return good ? std::string() : std::string("must be a number of seconds above 0");
+    },
+    "", "");
+
+const CLI::Validator kAddress(
+    [](std::string& text) {
+      return IsAddress(text) ? std::string()
+                             : std::string("must be HOST:PORT, such as 127.0.0.1:50051");
+    },
+    "", "");
+
+const CLI::Validator kShellName(
+    [](std::string& text) {
+      const std::map<std::string, Shell> shells = {
+          {"bash", Shell::kBash}, {"zsh", Shell::kZsh}, {"fish", Shell::kFish}};
+      const auto found = shells.find(text);
+      if (found == shells.end()) return "must be bash, zsh or fish, not " + text;
+      text = std::to_string(static_cast<int>(found->second));  // as CLI11 reads enumerations
+      return std::string();
     },
     "", "");
 
@@ -59,7 +120,8 @@ void AddSamplingFlags(CLI::App& command, GenerateOptions& options) {
       ->type_name("X");
   command.add_option("--seed", options.seed, "Makes the draw repeatable")
       ->type_name("N")
-      ->check(kNoMinus);
+      ->check(kNoMinus)
+      ->check(kFits64Bits);
   command.add_option("--stop", options.stop, "End before this text; may be repeated")
       ->type_name("TEXT")
       ->allow_extra_args(false);
@@ -135,8 +197,7 @@ void AddOthers(CLI::App& app, Options& options) {
   completion.add_option("shell", options.completion.shell, "bash, zsh or fish")
       ->type_name("SHELL")
       ->required()
-      ->transform(CLI::CheckedTransformer(std::map<std::string, Shell>{
-          {"bash", Shell::kBash}, {"zsh", Shell::kZsh}, {"fish", Shell::kFish}}));
+      ->transform(kShellName);
   completion.footer("Example:\n  source <(ringfill completion bash)");
 }
 
@@ -168,15 +229,16 @@ std::unique_ptr<CLI::App> MakeApp(Options& options) {
   app->add_option("--address", options.connection.address, "Where the daemon listens")
       ->type_name("HOST:PORT")
       ->envname("RINGFILL_ADDRESS")
+      ->check(kAddress)
       ->capture_default_str();
   app->add_option("--connect-timeout", options.connection.connect_timeout_s,
                   "Give up when no daemon answers for so long")
       ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber)
+      ->check(kSeconds)
       ->capture_default_str();
   app->add_option("--timeout", options.connection.timeout_s, "Cancel a request that takes longer")
       ->type_name("SECONDS")
-      ->check(CLI::PositiveNumber);
+      ->check(kSeconds);
   app->set_version_flag("--version", "ringfill " RINGFILL_VERSION);
   app->footer(
       "Exit codes: 0 done, 1 the request failed, 2 usage, 4 no daemon answers.\n"

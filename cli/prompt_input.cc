@@ -34,8 +34,14 @@ absl::StatusOr<std::string> ReadStream(std::istream& stream, const std::string& 
 absl::StatusOr<nlohmann::json> ParseJson(std::string_view text) {
   try {
     return nlohmann::json::parse(text);
-  } catch (const nlohmann::json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat("not JSON: ", error.what()));
+  } catch (const nlohmann::json::parse_error& error) {
+    if (error.byte > text.size()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("not JSON: it ends too early, after byte ", text.size()));
+    }
+    return absl::InvalidArgumentError(absl::StrCat("not JSON: syntax error at byte ", error.byte));
+  } catch (const nlohmann::json::exception&) {
+    return absl::InvalidArgumentError("not JSON: it holds a number that is out of range");
   }
 }
 

@@ -117,11 +117,46 @@ TEST(App, RefusesContradictions) {
       {{"score"}, "--prompt"},
       {{"tokenize", "--text", "a", "--file", "b"}, "1 option from"},
       {{"detokenize"}, "--token-ids-file"},
-      {{"completion", "csh"}, "csh"}};
+      {{"generate", "--prompt", "x", "--seed", "18446744073709551616"}, "at most 1844674407370955"},
+      {{"generate", "--prompt", "x", "--seed", " -1"}, "must not be negative"},
+      {{"--timeout", "nan", "status"}, "--timeout: must be a number of seconds above 0"},
+      {{"--timeout", "inf", "status"}, "a number of seconds"},
+      {{"--timeout", "1e999", "status"}, "a number of seconds"},
+      {{"--timeout", "-1", "status"}, "a number of seconds"},
+      {{"--timeout", "5s", "status"}, "a number of seconds"},
+      {{"--connect-timeout", "nan", "status"}, "--connect-timeout: must be a number of seconds"},
+      {{"completion", "csh"}, "must be bash, zsh or fish, not csh"},
+      {{"completion", "1"}, "must be bash, zsh or fish, not 1"}};
   for (const auto& [arguments, expected] : cases) {
     Options options;
     EXPECT_THAT(Parse(arguments, options), HasSubstr(expected))
         << ::testing::PrintToString(arguments);
+  }
+}
+
+TEST(App, AddressesAreHostAndPort) {
+  for (const char* bad :
+       {"", ":", "127.0.0.1", "foo:", ":50051", "foo:0", "foo:99999", "foo:-1", "foo:+1", "foo:12x",
+        "::1:50051", "[::1]", "[]:1", "[foo]:1", "http://foo:1", "foo:1/x", "a b:1"}) {
+    Options options;
+    EXPECT_THAT(Parse({"--address", bad, "status"}, options),
+                HasSubstr("--address: must be HOST:PORT, such as 127.0.0.1:50051"))
+        << bad;
+  }
+  for (const char* good : {"localhost:1", "10.0.0.1:65535", "[::1]:50051", "a-b.example:80"}) {
+    Options options;
+    EXPECT_EQ(Parse({"--address", good, "status"}, options), "") << good;
+    EXPECT_EQ(options.connection.address, good);
+  }
+}
+
+TEST(App, CompletionTakesEachShell) {
+  const std::pair<const char*, Shell> shells[] = {
+      {"bash", Shell::kBash}, {"zsh", Shell::kZsh}, {"fish", Shell::kFish}};
+  for (const auto& [name, shell] : shells) {
+    Options options;
+    EXPECT_EQ(Parse({"completion", name}, options), "");
+    EXPECT_EQ(options.completion.shell, shell) << name;
   }
 }
 
