@@ -33,6 +33,10 @@ constexpr int kMinPingIntervalMs = 10000;
 // The server's own pings find peers that vanished without a word.
 constexpr int kKeepaliveMs = 60000;
 constexpr int kKeepaliveTimeoutMs = 20000;
+// What clients can keep open for nothing: connections that never speak HTTP/2, and idle ones. Idle
+// channels reconnect on their next call.
+constexpr int kHandshakeTimeoutMs = 10000;
+constexpr int kMaxIdleMs = 30 * 60 * 1000;
 constexpr int kMaxHeaderBytes = 16384;
 // Requests in memory while they arrive: a few of the largest, and a floor for many small ones.
 constexpr int64_t kQuotaMessages = 4;
@@ -61,6 +65,8 @@ void SetServerLimits(const Config& config, grpc::ServerBuilder& builder) {
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, kKeepaliveMs);
   builder.AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, kKeepaliveTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, kHandshakeTimeoutMs);
+  builder.AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, kMaxIdleMs);
   // Without this, a second daemon would share the port instead of failing.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
   grpc::ResourceQuota quota("ringfilld");

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "server/app/daemon.h"
 #include "server/app/exit_codes.h"
+#include "server/app/file_limit.h"
 #include "server/app/logging.h"
 #include "server/app/options.h"
 #include "server/app/signals.h"
@@ -23,6 +24,7 @@ int Fail(int exit_code, std::string_view what, const absl::Status& status) {
 // Model, daemon, ready line; then waits for a signal and drains.
 int Serve(const Config& config) {
   SetUpLogging(config.log_level);
+  RaiseFileLimit();
   StopSignals signals;
   absl::StatusOr<ServedModel> model = LoadServedModel(config.model_path);
   if (!model.ok()) return Fail(kExitModel, "the model cannot be loaded", model.status());
