@@ -1,6 +1,9 @@
 #include "server/app/logging.h"
 
+#include <string>
+
 #include "base/log.h"
+#include "google/protobuf/stubs/logging.h"
 #include "grpc/support/log.h"
 
 namespace ringfill {
@@ -29,11 +32,18 @@ void ForwardGrpcLog(gpr_log_func_args* args) {
       {{"detail", args->message}, {"file", args->file}, {"line", args->line}});
 }
 
+// Its messages name fields and types, never their values.
+void ForwardProtobufLog(google::protobuf::LogLevel, const char* file, int line,
+                        const std::string& message) {
+  Log(LogLevel::kWarning, "protobuf", {{"detail", message}, {"file", file}, {"line", line}});
+}
+
 }  // namespace
 
 void SetUpLogging(std::string_view level) {
   SetLogLevel(ParseLevel(level));
   gpr_set_log_function(ForwardGrpcLog);
+  google::protobuf::SetLogHandler(ForwardProtobufLog);
 }
 
 }  // namespace ringfill

@@ -5,8 +5,8 @@
 
 namespace ringfill {
 
-// Sets the least level ("debug", "info", "warning", "error") and sends gRPC's own messages through
-// the JSON log. Call once, before any gRPC object exists.
+// Sets the least level ("debug", "info", "warning", "error") and sends the own messages of gRPC
+// and protobuf through the JSON log. Call once, before any gRPC object exists.
 void SetUpLogging(std::string_view level);
 
 }  // namespace ringfill
