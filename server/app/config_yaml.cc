@@ -1,3 +1,5 @@
+#include <algorithm>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <optional>
@@ -125,12 +127,38 @@ class ConfigReader final : public YAML::EventHandler {
   std::set<std::string> seen_;
 };
 
+// The offset of the first NUL or of the first sequence that is not UTF-8; the size when there is
+// none. The parser takes a NUL for the end.
+size_t FirstBadByte(std::string_view text) {
+  const auto byte = [&](size_t i) -> uint8_t { return i < text.size() ? text[i] : 0; };
+  size_t i = 0;
+  while (i < text.size()) {
+    const uint8_t lead = byte(i);
+    const size_t length = lead < 0x80 ? 1 : lead < 0xe0 ? 2 : lead < 0xf0 ? 3 : 4;
+    if (lead == 0 || (lead >= 0x80 && lead < 0xc2) || lead > 0xf4) return i;
+    // Overlong forms, surrogates and what lies past U+10FFFF.
+    const uint8_t least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
+    const uint8_t most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
+    if (length > 1 && (byte(i + 1) < least || byte(i + 1) > most)) return i;
+    for (size_t k = 2; k < length; ++k) {
+      if ((byte(i + k) & 0xc0) != 0x80) return i;
+    }
+    i += length;
+  }
+  return text.size();
+}
+
 }  // namespace
 
 absl::Status ApplyConfigYaml(std::string_view text, std::string_view file, Config& config) {
   if (text.size() > kMaxConfigBytes) {
     return absl::InvalidArgumentError(
         Concat(file, ": larger than ", kMaxConfigBytes, " bytes; not a configuration file"));
+  }
+  if (const size_t bad = FirstBadByte(text); bad < text.size()) {
+    const auto line = 1 + std::count(text.begin(), text.begin() + bad, '\n');
+    return absl::InvalidArgumentError(
+        Concat(file, ":", line, ": not UTF-8 text (byte ", bad, " of the file)"));
   }
   ConfigReader reader(file, config);
   try {
@@ -155,6 +183,10 @@ absl::Status ApplyConfigFile(const std::string& path, Config& config) {
   std::error_code error;
   if (std::filesystem::is_directory(path, error)) {
     return absl::InvalidArgumentError(Concat(path, ": is a directory"));
+  }
+  // Opening a pipe would wait for whoever writes to it.
+  if (std::filesystem::exists(path, error) && !std::filesystem::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError(Concat(path, ": not a regular file"));
   }
   std::ifstream in(path, std::ios::binary);
   if (!in) return absl::InvalidArgumentError(Concat(path, ": cannot be read"));

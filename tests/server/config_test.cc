@@ -236,6 +236,22 @@ TEST(ConfigYamlTest, HostileFilesGiveErrors) {
   EXPECT_THAT(YamlError("%YAML 9.9\n---\nranks: 1\n"), StartsWith("my.yaml:"));
 }
 
+TEST(ConfigYamlTest, TakesOnlyUtf8WithoutNul) {
+  for (const std::string& bad :
+       {std::string("\0ranks: {count: 3}", 18), std::string("x\0", 2), std::string("\x80"),
+        std::string("\xc0\x80"), std::string("\xe0\x80\x80"), std::string("\xed\xa0\x80"),
+        std::string("\xf4\x90\x80\x80"), std::string("\xf5"), std::string("\xe2\x82"),
+        std::string("\xff\xfer\0", 4)}) {
+    EXPECT_THAT(YamlError("# one\n# " + bad), StartsWith("my.yaml:2: not UTF-8 text (byte "));
+    EXPECT_THAT(YamlError("# one\n# " + bad + "\nranks: {count: 3}\n"), HasSubstr("not UTF-8"));
+  }
+  Config config = DefaultConfig();
+  const std::string good =
+      "\xef\xbb\xbf# \xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80\nranks: {count: 3}\n";
+  EXPECT_TRUE(ApplyConfigYaml(good, "f", config).ok());
+  EXPECT_EQ(config.ranks_count, 3);
+}
+
 TEST(ConfigYamlTest, EmptyFilesAndSectionsKeepTheDefaults) {
   for (const std::string_view yaml : {"", "\n# nothing\n", "---\n", "ranks:\n", "ranks: {}\n"}) {
     Config config = DefaultConfig();

@@ -1,6 +1,8 @@
 // ringfilld as scripts see it: options, exit codes, the ready line, signals, logs.
 #include <signal.h>
+#include <sys/stat.h>
 
+#include <cerrno>
 #include <fstream>
 #include <sstream>
 #include <string>
@@ -98,11 +100,15 @@ TEST(CommandLineTest, HelpAndVersionGoToStdout) {
 TEST(CommandLineTest, BadUsageAndConfigurationExitWith2) {
   const std::string yaml = testing::TempDir() + "bad.yaml";
   std::ofstream(yaml) << "ranks:\n  count: many\n";
+  const std::string fifo = testing::TempDir() + "config.fifo";
+  ASSERT_TRUE(mkfifo(fifo.c_str(), 0600) == 0 || errno == EEXIST);
   const std::pair<std::vector<std::string>, std::string> cases[] = {
       {{}, "--config FILE"},
       {{"--bad"}, "--bad"},
       {{"--config"}, "--config"},
       {{"--config", "/nonexistent.yaml"}, "/nonexistent.yaml"},
+      {{"--config", fifo}, fifo + ": not a regular file"},
+      {{"--config", "/dev/zero"}, "/dev/zero: not a regular file"},
       {{"--config", yaml}, yaml + ":2: ranks.count"},
       {{"--config", yaml, "--check-config"}, yaml + ":2: ranks.count"},
       {{"--config", yaml, "--print-config"}, yaml + ":2: ranks.count"},
@@ -181,6 +187,34 @@ TEST(ServeTest, ASecondDaemonOnTheSamePortExitsWith2) {
                                 "server.listen=" + daemon.grpc_address()});
   EXPECT_EQ(second.code, 2);
   EXPECT_THAT(second.err, HasSubstr(daemon.grpc_address()));
+}
+
+TEST(ServeTest, RaisesItsLimitOfOpenFilesAndSaysWhenItIsLow) {
+  const auto errors_under = [](const std::string& limits) {
+    Subprocess process({"/bin/sh", "-c", limits + " && exec \"$@\"", "sh", RINGFILLD, "--set",
+                        "model.path=/nonexistent.gguf"});
+    EXPECT_EQ(process.Wait(), 3);
+    return process.Errors();
+  };
+  const std::string low = errors_under("ulimit -Sn 64 && ulimit -Hn 1000");
+  EXPECT_THAT(low, HasSubstr("LimitNOFILE"));
+  EXPECT_EQ(LogLines(low).front()["limit"], 1000);
+  EXPECT_THAT(errors_under("ulimit -Sn 64 && ulimit -Hn 4096"), Not(HasSubstr("LimitNOFILE")));
+}
+
+TEST(ServeTest, MessagesThatAreNotUtf8LeaveOnlyJsonInTheLog) {
+  Ringfilld daemon;
+  v1::GenerateRequest request = GenerateOf(TokenPrompt(3), 1);
+  request.set_request_id("caf\xe9-canary");
+  EXPECT_FALSE(Generate(daemon.stub(), request).status.ok());
+  daemon.process().Signal(SIGTERM);
+  EXPECT_EQ(daemon.process().Wait(), 0);
+  const std::string errors = daemon.process().Errors();
+  int from_protobuf = 0;
+  for (const nlohmann::json& line : LogLines(errors))
+    from_protobuf += line["message"] == "protobuf";
+  EXPECT_GT(from_protobuf, 0);
+  EXPECT_THAT(errors, Not(HasSubstr("canary")));
 }
 
 TEST(ServeTest, LogsRequestsButNeverTheirTexts) {
