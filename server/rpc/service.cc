@@ -21,7 +21,10 @@ grpc::ServerUnaryReactor* RingfillService::RunUnary(Rpc rpc, grpc::CallbackServe
   };
   if (request_bytes <= kInlineMessageBytes) {
     finish(work());
-  } else if (!services_.conversions.TryPost([work = std::move(work), finish] { finish(work()); })) {
+  } else if (!services_.conversions.TryPost([&context, work = std::move(work), finish] {
+               // Nobody waits for it, and the end of the daemon must not.
+               finish(context.IsCancelled() ? absl::CancelledError("the client is gone") : work());
+             })) {
     finish(absl::ResourceExhaustedError(
         Concat(kMaxWaitingConversions, " long texts are being read; try again later")));
   }
