@@ -14,6 +14,9 @@
 namespace ringfill {
 namespace {
 
+// A connection that says nothing holds one thread until the timeout.
+constexpr char kThreads[] = "8";
+constexpr char kRequestTimeoutMs[] = "2000";
 constexpr auto kNudgePeriod = absl::Milliseconds(10);
 
 // Connects to a numeric address and hangs up.
@@ -63,7 +66,7 @@ absl::StatusOr<std::unique_ptr<MetricsEndpoint>> MetricsEndpoint::Start(const st
   try {
     endpoint->exposer_ = std::make_unique<prometheus::Exposer>(
         std::vector<std::string>{"listening_ports", Concat(host, listen.substr(colon)),
-                                 "num_threads", "2", "request_timeout_ms", "10000"});
+                                 "num_threads", kThreads, "request_timeout_ms", kRequestTimeoutMs});
     const std::vector<int> ports = endpoint->exposer_->GetListeningPorts();
     if (ports.empty()) return cannot_listen("no port");
     endpoint->host_ = host;

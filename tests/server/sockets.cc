@@ -20,15 +20,6 @@ sockaddr_in Loopback(int port) {
   return address;
 }
 
-// -1 on failure. `address` is 127.0.0.1:PORT.
-int Connect(const std::string& address) {
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  const sockaddr_in to = Loopback(std::atoi(address.c_str() + address.rfind(':') + 1));
-  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0) return fd;
-  close(fd);
-  return -1;
-}
-
 bool SendAll(int fd, const char* bytes, size_t size) {
   while (size > 0) {
     const ssize_t sent = send(fd, bytes, size, MSG_NOSIGNAL);
@@ -41,8 +32,16 @@ bool SendAll(int fd, const char* bytes, size_t size) {
 
 }  // namespace
 
+int ConnectTcp(const std::string& address) {
+  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in to = Loopback(std::atoi(address.c_str() + address.rfind(':') + 1));
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&to), sizeof(to)) == 0) return fd;
+  close(fd);
+  return -1;
+}
+
 std::string HttpGet(const std::string& address, const std::string& path) {
-  const int fd = Connect(address);
+  const int fd = ConnectTcp(address);
   if (fd < 0) return "";
   const std::string request =
       "GET " + path + " HTTP/1.1\r\nHost: " + address + "\r\nConnection: close\r\n\r\n";
@@ -95,7 +94,7 @@ void CuttableProxy::Accept() {
   while (true) {
     const int client = accept4(listener_, nullptr, nullptr, SOCK_CLOEXEC);
     if (client < 0) return;
-    const int server = Connect(target_);
+    const int server = ConnectTcp(target_);
     absl::MutexLock lock(&mutex_);
     if (cut_ || server < 0) {
       close(client);

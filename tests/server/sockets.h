@@ -1,4 +1,5 @@
-// Plain TCP for tests: one HTTP GET, and a proxy that can cut its connections without a goodbye.
+// Plain TCP for tests: connections, one HTTP GET, and a proxy that can cut its connections without
+// a goodbye.
 #pragma once
 
 #include <atomic>
@@ -10,6 +11,9 @@
 #include "absl/synchronization/mutex.h"
 
 namespace ringfill {
+
+// A connection to 127.0.0.1:PORT, for the caller to close; -1 on failure.
+int ConnectTcp(const std::string& address);
 
 // The body of GET http://`address``path`; empty on any failure.
 std::string HttpGet(const std::string& address, const std::string& path);
