@@ -74,13 +74,14 @@ TEST(QueuedConversionTest, DoesNotRunWhenItsClientHasCancelled) {
   constexpr int kCalls = 40;
   TestDaemon daemon;
   LongTexts texts(daemon.stub(), kCalls);
-  texts.WaitEnded(1);  // so that the others have arrived
+  texts.WaitEnded(1);  // others have arrived by now, and wait
   texts.Cancel();
+  LongTexts(daemon.stub(), 1).WaitEnded(1);  // waits behind them
   const auto count = [&](const std::string& outcome) {
     return daemon.Metric("ringfill_requests_total", "outcome=\"" + outcome + "\",rpc=\"Tokenize\"");
   };
-  EXPECT_TRUE(Eventually([&] { return count("ok") + count("cancelled") == kCalls; }));
-  EXPECT_GE(count("cancelled"), kCalls / 2);
+  EXPECT_GE(count("cancelled"), 1);
+  EXPECT_LT(count("ok"), kCalls / 2);
 }
 
 TEST(QueuedConversionTest, DoesNotHoldUpTheEnd) {
@@ -93,7 +94,7 @@ TEST(QueuedConversionTest, DoesNotHoldUpTheEnd) {
   const auto two = std::chrono::steady_clock::now() - start;
   const auto end = std::chrono::steady_clock::now();
   daemon->Shutdown(std::chrono::seconds(0));
-  EXPECT_LT(std::chrono::steady_clock::now() - end, two * (kCalls / 4) + std::chrono::seconds(1));
+  EXPECT_LT(std::chrono::steady_clock::now() - end, two * (kCalls / 8) + std::chrono::seconds(1));
 }
 
 }  // namespace
