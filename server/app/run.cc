@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "grpc/grpc.h"
 #include "server/app/daemon.h"
 #include "server/app/exit_codes.h"
 #include "server/app/file_limit.h"
@@ -25,7 +26,10 @@ int Fail(int exit_code, std::string_view what, const absl::Status& status) {
 int Serve(const Config& config) {
   SetUpLogging(config.log_level);
   RaiseFileLimit();
-  StopSignals signals;
+  StopSignals signals;  // before any thread starts
+  // Held to the end of the process: tearing the library down with its last object may stall for
+  // seconds.
+  grpc_init();
   absl::StatusOr<ServedModel> model = LoadServedModel(config.model_path);
   if (!model.ok()) return Fail(kExitModel, "the model cannot be loaded", model.status());
   absl::StatusOr<std::unique_ptr<Daemon>> started = Daemon::Start(config, *std::move(model));
