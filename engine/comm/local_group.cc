@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "base/cpu_pause.h"
 
 namespace ringfill {
 namespace {
@@ -15,14 +16,6 @@ namespace {
 constexpr int kSpins = 1000;
 // How often a wait looks at a clock that is not the machine's.
 constexpr Duration kRecheck = std::chrono::milliseconds(50);
-
-void CpuPause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 void Copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memmove(to.data(), from.data(), from.size());

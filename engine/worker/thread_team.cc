@@ -1,18 +1,9 @@
 #include "engine/worker/thread_team.h"
 
 #include "base/check.h"
+#include "base/cpu_pause.h"
 
 namespace ringfill {
-namespace {
-
-inline void Pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
-
-}  // namespace
-
 ThreadTeam::ThreadTeam(int threads, int spin_rounds) : spin_rounds_(spin_rounds) {
   RF_CHECK(threads >= 1);
   for (int t = 1; t < threads; ++t) {
@@ -47,7 +38,7 @@ void ThreadTeam::ParallelFor(int64_t n, Function fn) {
   TakePart(0);
   for (int i = 0; i < spin_rounds_; ++i) {
     if (working_.load(std::memory_order_acquire) == 0) return;
-    Pause();
+    CpuPause();
   }
   MutexLock lock(&mutex_);
   while (working_.load(std::memory_order_acquire) != 0) job_finished_.Wait(&mutex_);
@@ -66,7 +57,7 @@ uint64_t ThreadTeam::AwaitJob(uint64_t seen) {
   for (int i = 0; i < spin_rounds_; ++i) {
     const uint64_t now = generation_.load(std::memory_order_acquire);
     if (now != seen) return now;
-    Pause();
+    CpuPause();
   }
   MutexLock lock(&mutex_);
   while (generation_.load(std::memory_order_acquire) == seen) job_published_.Wait(&mutex_);
