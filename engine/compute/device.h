@@ -13,18 +13,17 @@
 //   shard   page after page, one layer of each: KvGeometry::LayerBytes()
 #pragma once
 
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/status.h"
+#include "engine/compute/batch.h"
 #include "engine/model/token_id.h"
 #include "engine/stream/op_label.h"
 #include "engine/stream/round_header.h"
@@ -66,79 +65,6 @@ class DeviceBuffer {
   Free free_;
 };
 
-// Rows of a batch whose K/V belong on this rank: `rows` consecutive tokens of one page.
-struct KvStore {
-  int64_t row;
-  int rows;
-  PageId page;
-  int token_in_page;
-};
-// Rows of a batch whose K/V go to another rank: kv row `slot` of the outbox on.
-struct KvSend {
-  int64_t row;
-  int rows;
-  int64_t slot;
-};
-
-// Rows that run through the products together. Stores of one page never lie in two tiles, so tiles
-// may run at once.
-struct RowTile {
-  int64_t row;
-  int64_t rows;                    // at most kMaxProductRows
-  size_t first_store, last_store;  // half-open ranges
-  size_t first_send, last_send;
-  uint64_t chunks;  // bit c: holds rows of the step's chunk c
-  bool wanted;      // somebody asks for the final state of one of its rows
-};
-
-// The rows of a step's sharded chunks that one rank computes.
-struct RowBatch {
-  std::vector<TokenId> token;     // [rows]
-  std::vector<int64_t> position;  // [rows]
-  std::vector<int> chunk;         // [rows] index in the step
-  std::vector<RowTile> tiles;
-  std::vector<KvStore> stores;
-  std::vector<KvSend> sends;
-  int64_t send_slots = 0;  // kv rows of the outbox
-
-  int64_t rows() const { return static_cast<int64_t>(position.size()); }
-};
-
-// Queries of one chunk that attend together: rows [row, row + tokens) of some rank's batch.
-struct QueryTile {
-  int chunk;
-  int64_t row;
-  int tokens;
-  int run;      // which KvRun of the batch they look at
-  bool wanted;  // see RowTile
-};
-
-// One chunk's KV on one rank: pages of a pool, or of a shard received.
-struct KvRun {
-  std::vector<PageId> pages;  // pool pages in local order; unused for a shard
-  size_t shard_offset = 0;    // of its first page in the shard
-};
-
-// What some rank's queries see of one rank's KV.
-struct AttendBatch {
-  std::vector<QueryTile> tiles;
-  std::vector<int64_t> visible;  // [rows] KV tokens of the tile's run that the row sees
-  std::vector<KvRun> runs;
-};
-
-// What operations tell the host; read after an event behind them. The passes make one a layer.
-struct LayerFlags {
-  std::atomic<uint64_t> stop_mask{0};         // OR of the headers seen
-  std::atomic<uint64_t> nonfinite_chunks{0};  // bit c: a value of chunk c is not finite
-  std::atomic<int> nonfinite_round{-1};       // the first round that showed it; -1: none
-};
-
-// Exact counts of the work done.
-struct WorkCounters {
-  int64_t product_rows = 0;     // rows times layers through the second half and the first
-  int64_t attention_pairs = 0;  // (query token, visible key) pairs, times layers
-};
-
 // Used by one host thread, the rank's own, except where noted.
 class Device {
  public:
@@ -158,6 +84,11 @@ class Device {
   virtual WorkCounters TakeCounters() = 0;
   // Forgets a failed step: see Stream::Clear. REQUIRES: the stream has been synchronised.
   virtual void Recover() = 0;
+  // Makes whatever waits inside the device's operations, now or later, fail with `status` until the
+  // epoch is formed anew. The first abort wins. Any thread may call it. REQUIRES: !status.ok().
+  virtual void Abort(absl::Status status) = 0;
+  // How long an operation that is queued from now on may wait inside for the other ranks.
+  virtual void SetWaitLimit(Duration limit) = 0;
 
   // ---- KV pages of this rank
   virtual int64_t pages() const = 0;
@@ -200,6 +131,9 @@ class Device {
   virtual void StoreRows(int layer, std::shared_ptr<const std::vector<KvStore>> stores,
                          const std::byte* inbox) = 0;
   virtual void WriteHeader(const RoundHeader& header, std::byte* to) = 0;
+  // The same over a header that was received and checked, whose stop_mask stays: it is the
+  // source's.
+  virtual void ForwardHeader(const RoundHeader& header, std::byte* at) = 0;
   // Fails the stream with DATA_LOSS when the header is another; ORs its stop_mask into `flags`.
   virtual void CheckHeader(const RoundHeader& expected, const std::byte* at,
                            std::shared_ptr<LayerFlags> flags) = 0;

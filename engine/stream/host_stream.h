@@ -21,4 +21,7 @@ class HostStream : public Stream {
 // `trace` may be null; must outlive the stream.
 std::unique_ptr<HostStream> MakeInlineStream(const Clock& clock, TraceBuffer* trace);
 
+using HostStreamFactory =
+    std::function<std::unique_ptr<HostStream>(const Clock& clock, TraceBuffer* trace)>;
+
 }  // namespace ringfill
