@@ -41,6 +41,26 @@ class Workers {
 
   // Starts or ends the recording of TraceSpans on every rank.
   virtual void Trace(bool on) = 0;
+
+  // What of it cannot be read from step results: buffers by name, summed over ranks of a process.
+  virtual std::vector<Device::MemoryUse> Memory() = 0;
+};
+
+// For tests of failure: asked by each rank before each step; a status that is not OK fails the
+// rank's step.
+using StepFault = std::function<absl::Status(int rank, uint64_t step)>;
+
+// What the engine wants of its ranks.
+struct WorkersSpec {
+  int ranks = 1;
+  int threads_per_rank = 1;
+  int spin_rounds = 0;  // bounded spinning of compute threads; 0 where threads outnumber cores
+  int64_t pages_per_rank = 0;
+  Duration min_round_timeout{};
+  size_t gather_bytes = 0;  // most that gather-KV may hold of one layer on a rank
+  bool strict = false;
+  StepFault fault;
+  const Clock* clock = nullptr;
 };
 
 }  // namespace ringfill

@@ -1,0 +1,245 @@
+// One step of the leader: run it, account for it, tell the requests; or repair what it broke.
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/leader.h"
+
+namespace ringfill {
+namespace {
+
+// Steps that may fail one after the other before the requests in them end: a rank that is lost
+// costs one, a second lost meanwhile another; what fails more often fails by itself.
+constexpr int kMaxFailuresInARow = 4;
+
+constexpr size_t kMaxTraceSpans = size_t{1} << 18;  // a rank
+
+bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
+  return (results.front().stopped_mask >> chunk) & 1;
+}
+
+const absl::Status& FirstFailure(const std::vector<RankStepResult>& results) {
+  const auto failed = std::find_if(results.begin(), results.end(),
+                                   [](const RankStepResult& r) { return !r.status.ok(); });
+  return failed == results.end() ? results.front().status : failed->status;
+}
+
+}  // namespace
+
+void Leader::ReportLayer(const StepPlan& plan, int layers_done) {
+  NoteProgress();
+  const Instant now = p_.clock.Now();
+  const double part = static_cast<double>(layers_done) / p_.model.config().layers;
+  for (const PrefillChunk& chunk : plan.chunks) {
+    Generation& generation = *active_.at(chunk.sequence);
+    if (generation.last_token_at().has_value()) continue;  // a decoded token, or a repair
+    const auto length = static_cast<double>(chunk.end() - chunk.begin());
+    generation.NoteProgress(static_cast<double>(chunk.begin()) + part * length, attention_share_,
+                            now);
+  }
+}
+
+void Leader::Execute(StepPlan plan) {
+  const Instant start = p_.clock.Now();
+  plan.epoch = epoch_;
+  if (const bool wanted = trace_wanted_.load(); wanted != tracing_) {
+    tracing_ = wanted;
+    p_.workers.Trace(wanted);
+  }
+  std::vector<const Generation*> of_chunk;
+  for (const PrefillChunk& chunk : plan.chunks) {
+    of_chunk.push_back(active_.at(chunk.sequence).get());
+  }
+  const StepControl control{
+      .should_stop = [&](int c) { return ShouldStop(*of_chunk[static_cast<size_t>(c)]); },
+      .on_layer = [&](int layers_done) { ReportLayer(plan, layers_done); }};
+  const std::vector<RankStepResult> results = p_.workers.Run(plan, control);
+  NoteProgress();
+  if (!FirstFailure(results).ok()) return RepairAfter(plan, results);
+  failures_in_a_row_ = 0;
+  AccountStep(plan, results, Seconds(p_.clock.Now() - start));
+  // A stopped chunk left its layers unfinished: its request ends in the next EndStale, before a
+  // plan could use the pages, so committing the others is all there is to do.
+  StepPlan done = plan;
+  for (size_t c = done.chunks.size(); c-- > 0;) {
+    if (Stopped(results, c)) done.chunks.erase(done.chunks.begin() + static_cast<ptrdiff_t>(c));
+  }
+  p_.scheduler.Commit(done);
+  FailNonFinite(plan, results);
+  HandlePrefilled(plan, results);
+  HandleLogits(done, results);
+}
+
+void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    for (const ChunkFault& fault : results[r].faults) {
+      const SequenceId id = plan.chunks[static_cast<size_t>(fault.chunk)].sequence;
+      const auto it = active_.find(id);
+      if (it == active_.end()) continue;
+      const std::string where =
+          fault.round < 0 ? std::string("its products") : absl::StrCat("ring round ", fault.round);
+      Fail(id, absl::DataLossError(absl::StrCat(
+                   "a value is not finite: layer ", fault.layer, ", rank ", r, ", ", where,
+                   "; the weights or the arithmetic are damaged")));
+    }
+  }
+}
+
+void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
+                         double seconds) {
+  p_.metrics.AddStep(results);
+  p_.metrics.steps.Increment();
+  if (!plan.chunks.empty()) p_.metrics.prefill_s.Increment(seconds);
+  MutexLock lock(&mutex_);
+  for (size_t c = 0; c < plan.chunks.size(); ++c) {
+    const PrefillChunk& chunk = plan.chunks[c];
+    if (Stopped(results, c)) continue;
+    const auto tokens = static_cast<int64_t>(chunk.tokens.size());
+    p_.metrics.prefill_tokens.Increment(static_cast<double>(tokens));
+    p_.metrics.AddWay(chunk.mode, chunk.strategy, tokens);
+    status_.mode_tokens[static_cast<size_t>(chunk.mode)] += tokens;
+    if (chunk.mode != TokenMode::kReplicated) {
+      status_.strategy_tokens[static_cast<size_t>(chunk.strategy)] += tokens;
+    }
+  }
+  for (size_t r = 0; r < results.size(); ++r) {
+    const RankStepResult& result = results[r];
+    const int rank = static_cast<int>(r);
+    for (const PrefillChunk& chunk : plan.chunks) {
+      active_.at(chunk.sequence)
+          ->AddShare(rank, 1e3 * result.prefill_busy_s, 1e3 * result.prefill_wait_s);
+    }
+    for (const DecodeToken& decode : plan.decodes) {
+      active_.at(decode.sequence)
+          ->AddShare(rank, 1e3 * result.decode_busy_s, 1e3 * result.decode_wait_s);
+    }
+    RankStatus& total = rank_totals_[r];
+    total.busy_s += result.prefill_busy_s + result.decode_busy_s;
+    total.wait_s += result.prefill_wait_s + result.decode_wait_s;
+    total.ring_bytes += static_cast<double>(result.ring_bytes);
+    total.transfer_s += result.transfer_s;
+  }
+  if (!tracing_) return;
+  spans_.resize(std::max(spans_.size(), results.size()));
+  for (size_t r = 0; r < results.size(); ++r) {
+    auto& spans = spans_[r];
+    const size_t room = kMaxTraceSpans - std::min(kMaxTraceSpans, spans.size());
+    const auto& more = results[r].trace;
+    spans.insert(spans.end(), more.begin(),
+                 more.begin() + static_cast<ptrdiff_t>(std::min(room, more.size())));
+  }
+}
+
+void Leader::HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    for (const ScoredToken& score : results[r].scores) {
+      const auto it = active_.find(plan.chunks[static_cast<size_t>(score.chunk)].sequence);
+      if (it == active_.end()) continue;
+      it->second->AddScore(static_cast<int>(r), score.position, score.logprob);
+    }
+  }
+  const Instant now = p_.clock.Now();
+  for (size_t c = 0; c < plan.chunks.size(); ++c) {
+    const PrefillChunk& chunk = plan.chunks[c];
+    const auto it = active_.find(chunk.sequence);
+    if (it == active_.end()) continue;
+    Generation& generation = *it->second;
+    const bool last = chunk.end() == static_cast<int64_t>(generation.request().prompt.size());
+    if (!last || Stopped(results, c)) continue;
+    generation.NotePrefilled(now);
+    if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
+  }
+}
+
+void Leader::HandleLogits(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  std::vector<SequenceId> rows;
+  for (const PrefillChunk& chunk : plan.chunks) {
+    if (chunk.wants_logits) rows.push_back(chunk.sequence);
+  }
+  for (const DecodeToken& decode : plan.decodes) rows.push_back(decode.sequence);
+  std::vector<float> logits(static_cast<size_t>(p_.model.config().vocab));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const RankStepResult& result : results) {
+      const int64_t n = result.vocab_end - result.vocab_begin;
+      std::copy_n(result.logits.begin() + static_cast<int64_t>(i) * n, n,
+                  logits.begin() + result.vocab_begin);
+    }
+    HandleToken(rows[i], logits);
+  }
+}
+
+void Leader::HandleToken(SequenceId id, std::span<const float> logits) {
+  const auto it = active_.find(id);
+  if (it == active_.end()) return;
+  Generation& generation = *it->second;
+  if (!generation.failure().ok()) return;  // EndStale ends it
+  const Instant now = p_.clock.Now();
+  const std::optional<Instant> before = generation.last_token_at();
+  absl::StatusOr<std::optional<TokenId>> next = generation.Step(logits, now);
+  if (!next.ok()) return Fail(id, std::move(next).status());
+  if (before.has_value()) {
+    p_.metrics.inter_token_s.Observe(Seconds(now - *before));
+  } else {
+    p_.metrics.ttft_s.Observe(Seconds(now - generation.submitted()));
+  }
+  p_.metrics.decode_tokens.Increment();
+  if (next->has_value()) {
+    p_.scheduler.AppendToken(id, **next);
+  } else {
+    Finish(id);
+  }
+}
+
+void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  const absl::Status why = FirstFailure(results);
+  Log(LogLevel::kError, "step failed, the ring forms anew",
+      {{"epoch", epoch_}, {"step", plan.step}, {"status", why.ToString()}});
+  p_.metrics.failed_steps.Increment();
+  ++failures_in_a_row_;
+  if (const absl::Status formed = FormRing(); !formed.ok()) {
+    failures_in_a_row_ = 0;
+    return EndAll(absl::UnavailableError(absl::StrCat(
+        "the ring could not form anew, try again: ", std::string(formed.message()))));
+  }
+  if (failures_in_a_row_ < kMaxFailuresInARow) return;
+  failures_in_a_row_ = 0;
+  const absl::Status failed = absl::UnavailableError(
+      absl::StrCat("the step failed again and again, try again later: ", why.ToString()));
+  auto end = [&](SequenceId id) {
+    if (active_.contains(id)) Fail(id, failed);
+  };
+  for (const PrefillChunk& chunk : plan.chunks) end(chunk.sequence);
+  for (const DecodeToken& decode : plan.decodes) end(decode.sequence);
+}
+
+absl::Status Leader::FormRing() {
+  ++epoch_;
+  RF_ASSIGN_OR_RETURN(const std::vector<int> from, p_.workers.Reform(epoch_));
+  const Regrouped regrouped = p_.scheduler.Regroup(from);
+  p_.metrics.recomputed_tokens.Increment(static_cast<double>(regrouped.recomputed_tokens));
+  std::vector<RankStatus> totals(from.size());
+  for (size_t r = 0; r < from.size(); ++r) {
+    if (from[r] >= 0) totals[r] = rank_totals_[static_cast<size_t>(from[r])];
+  }
+  rank_totals_ = std::move(totals);
+  Log(LogLevel::kInfo, "the ring formed",
+      {{"epoch", epoch_},
+       {"ranks", static_cast<int64_t>(from.size())},
+       {"recomputed_tokens", regrouped.recomputed_tokens}});
+  for (SequenceId id : regrouped.ended) {
+    if (!active_.contains(id)) continue;
+    Fail(id, absl::UnavailableError(
+                 "the KV of a lost rank does not fit on those that are left, try again"));
+  }
+  Publish();
+  return absl::OkStatus();
+}
+
+void Leader::LetNewcomersIn() {
+  if (!p_.workers.HasNewcomers()) return;
+  if (const absl::Status formed = FormRing(); !formed.ok()) {
+    Log(LogLevel::kError, "the ring could not form anew", {{"status", formed.ToString()}});
+  }
+}
+
+}  // namespace ringfill
