@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/layout/placement_spec.h"
 #include "engine/model/token_id.h"
 #include "engine/stream/op_label.h"
 #include "kvcache/page_allocator.h"
@@ -13,6 +14,9 @@ namespace ringfill {
 
 // A step's chunks are the bits of RoundHeader::stop_mask.
 inline constexpr int kMaxChunksPerStep = 64;
+inline constexpr int kMaxDecodesPerStep = 256;
+// Tokens of a chunk in replicated-token mode; such a chunk is never scored.
+inline constexpr int64_t kMaxReplicatedTokens = 256;
 
 using SequenceId = uint64_t;
 // [ranks] the sequence's pages on each rank, in local order.
@@ -32,13 +36,6 @@ struct Span {
   int64_t end = 0;
   int64_t size() const { return end - begin; }
   friend bool operator==(const Span&, const Span&) = default;
-};
-
-// Where the positions of a sequence lie: see layout/placement.h.
-struct PlacementSpec {
-  int stripe_tokens = 0;
-  std::vector<int> slot_map;  // [slots] ranks
-  friend bool operator==(const PlacementSpec&, const PlacementSpec&) = default;
 };
 
 // Tokens of one sequence to compute. KV of every position below spans.back().end that is not in
