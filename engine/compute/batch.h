@@ -61,8 +61,10 @@ struct QueryTile {
 
 // One chunk's KV on one rank: pages of a pool, or of a shard received.
 struct KvRun {
-  std::vector<PageId> pages;  // pool pages in local order; unused for a shard
-  size_t shard_offset = 0;    // of its first page in the shard
+  // The run's pages in order: ids of the pool; of a shard, counted from shard_offset, where empty
+  // stands for 0, 1, 2, ...
+  std::vector<PageId> pages;
+  size_t shard_offset = 0;  // bytes
 };
 
 // What some rank's queries see of one rank's KV. No row is in two tiles.
