@@ -1,16 +1,21 @@
 #include "engine/request/inbox.h"
 
 #include "absl/strings/str_cat.h"
+#include "engine/request/retry.h"
 
 namespace ringfill {
 
 absl::StatusOr<int64_t> Inbox::Reserve() {
   MutexLock lock(&mutex_);
-  if (draining_) return absl::UnavailableError("the daemon is shutting down");
+  if (draining_) {
+    return WithRetryAfter(absl::UnavailableError("the daemon is shutting down"),
+                          kRetryAfterRestart);
+  }
   if (queued_ >= max_queued_) {
-    return absl::ResourceExhaustedError(absl::StrCat("the queue is full: ", queued_,
-                                                     " requests wait, the bound is ", max_queued_,
-                                                     "; try again later"));
+    return WithRetryAfter(absl::ResourceExhaustedError(absl::StrCat(
+                              "the queue is full: ", queued_, " requests wait, the bound is ",
+                              max_queued_, "; try again later")),
+                          kRetrySoon);
   }
   ++living_;
   return queued_++;
