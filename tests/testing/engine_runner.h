@@ -7,6 +7,7 @@
 
 #include "base/metrics.h"
 #include "engine/engine.h"
+#include "tests/testing/load_model.h"
 
 namespace ringfill {
 
@@ -60,8 +61,5 @@ class EngineRunner {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Engine> engine_;
 };
-
-std::shared_ptr<const Model> LoadModelOrDie(const std::string& path);
-std::shared_ptr<const Tokenizer> LoadTokenizerOrDie(const Model& model);
 
 }  // namespace ringfill

@@ -1,4 +1,4 @@
-#include "engine/worker/thread_team.h"
+#include "engine/compute/cpu/thread_team.h"
 
 #include "base/check.h"
 #include "base/cpu_pause.h"

@@ -1,10 +1,10 @@
-#include "engine/layer/expanded_weights.h"
+#include "engine/compute/cpu/expanded_weights.h"
 
 #include <cstring>
 #include <thread>
 
 #include "gtest/gtest.h"
-#include "tests/testing/engine_runner.h"
+#include "tests/testing/load_model.h"
 #include "tests/testing/tiny_model.h"
 
 namespace ringfill {
@@ -91,7 +91,7 @@ TEST(ExpandedWeightsTest, AbortEndsWaitsUntilReset) {
   });
   weights.Abort(absl::AbortedError("a rank failed"));
   waiter.join();
-  weights.Reset();
+  weights.Reset(2);
   EXPECT_TRUE(weights.Acquire(2, products, InOneMinute()).ok());
 }
 
@@ -104,7 +104,7 @@ TEST(ExpandedWeightsTest, WaitingForALayerThatNobodyLeavesEnds) {
   const absl::Status status =
       weights.Acquire(2, products, Clock::Real().Now() + std::chrono::milliseconds(20));
   EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded);
-  weights.Reset();
+  weights.Reset(2);
   EXPECT_TRUE(weights.Acquire(2, products, InOneMinute()).ok());
 }
 

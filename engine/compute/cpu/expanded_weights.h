@@ -47,8 +47,9 @@ class ExpandedWeights {
 
   // Makes every waiting and later Acquire fail with `status` until Reset. REQUIRES: !status.ok().
   void Abort(const absl::Status& status);
-  // Forgets all state after a failed pass. REQUIRES: nobody is inside.
-  void Reset();
+  // A new epoch of `users`: forgets all state, also that of a failed pass. REQUIRES: nobody is
+  // inside.
+  void Reset(int users);
 
  private:
   struct Slot {
@@ -64,12 +65,12 @@ class ExpandedWeights {
   const Slot& SlotOf(int layer) const { return slots_[SlotIndex(layer)]; }
 
   const Model& model_;
-  const int users_;
   std::vector<PackedFormat> formats_;  // [kLayerMatrices]
   std::vector<size_t> offsets_;        // [kLayerMatrices] in a slot
   size_t layer_bytes_ = 0;
   int pinned_ = 0;  // the first layers, which have a slot each
   Mutex mutex_;
+  int users_ ABSL_GUARDED_BY(mutex_);
   absl::Status aborted_ ABSL_GUARDED_BY(mutex_);
   CondVar changed_;
   std::vector<Slot> slots_;  // the fields other than storage are guarded by mutex_

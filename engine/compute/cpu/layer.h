@@ -9,10 +9,10 @@
 #include <cstdint>
 
 #include "base/aligned_buffer.h"
+#include "engine/compute/cpu/expanded_weights.h"
 #include "engine/compute/dtype.h"
 #include "engine/compute/products/elementwise.h"
 #include "engine/compute/products/matrix_product.h"
-#include "engine/layer/expanded_weights.h"
 #include "engine/model/model.h"
 
 namespace ringfill {
@@ -22,6 +22,7 @@ class TileScratch {
  public:
   TileScratch(const ModelConfig& config, DType dtype);
 
+  size_t bytes() const;
   float* q() const { return q_.as<float>(); }  // [rows, q_width]
   float* k() const { return k_.as<float>(); }  // [rows, kv_width]
   float* v() const { return v_.as<float>(); }  // [rows, kv_width]

@@ -1,4 +1,4 @@
-#include "engine/layer/layer.h"
+#include "engine/compute/cpu/layer.h"
 
 namespace ringfill {
 namespace {
@@ -18,6 +18,14 @@ TileScratch::TileScratch(const ModelConfig& config, DType dtype)
       gate_(Rows(config.ffn_width, DTypeBytes(dtype))),
       up_(Rows(config.ffn_width, DTypeBytes(dtype))),
       out_(Rows(config.width, sizeof(float))) {}
+
+size_t TileScratch::bytes() const {
+  size_t bytes = 0;
+  for (const AlignedBuffer* buffer : {&normed_, &q_, &k_, &v_, &attention_, &gate_, &up_, &out_}) {
+    bytes += buffer->size();
+  }
+  return bytes;
+}
 
 LayerForward::LayerForward(const Model& model, const ExpandedWeights& weights, DType dtype)
     : model_(model),

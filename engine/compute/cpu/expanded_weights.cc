@@ -1,4 +1,4 @@
-#include "engine/layer/expanded_weights.h"
+#include "engine/compute/cpu/expanded_weights.h"
 
 #include <algorithm>
 
@@ -113,8 +113,10 @@ void ExpandedWeights::Abort(const absl::Status& status) {
   changed_.SignalAll();
 }
 
-void ExpandedWeights::Reset() {
+void ExpandedWeights::Reset(int users) {
+  RF_CHECK(users >= 1);
   MutexLock lock(&mutex_);
+  users_ = users;
   aborted_ = absl::OkStatus();
   for (Slot& slot : slots_) {
     slot.layer = -1;
