@@ -3,9 +3,11 @@
 #include <algorithm>
 
 #include "engine/engine_metrics.h"
+#include "engine/layout/slot_map.h"
 #include "engine/leader.h"
 #include "engine/request/generation.h"
 #include "engine/request/inbox.h"
+#include "engine/schedule/rule_chooser.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/worker/thread_workers.h"
 
@@ -40,7 +42,7 @@ class Engine::Impl {
 
  private:
   absl::Status MakeWorkers();
-  absl::Status MakeScheduler();
+  void MakeScheduler();
 
   EngineOptions options_;
   const std::shared_ptr<const Model> model_;
@@ -70,24 +72,42 @@ absl::Status Engine::Impl::MakeWorkers() {
     RF_ASSIGN_OR_RETURN(workers_, options_.workers(spec, info_));
     return absl::OkStatus();
   }
-  RF_ASSIGN_OR_RETURN(workers_, MakeThreadWorkers(spec, model_,
-                                                  {.dtype = info_.dtype,
-                                                   .kv_dtype = info_.kv_dtype,
-                                                   .isa = options_.isa,
-                                                   .page_tokens = options_.page_tokens,
-                                                   .expanded_weight_bytes =
-                                                       options_.expanded_weight_bytes}));
+  const ThreadWorkersOptions threads{
+      .model = {.dtype = info_.dtype,
+                .kv_dtype = info_.kv_dtype,
+                .isa = options_.isa,
+                .page_tokens = options_.page_tokens,
+                .expanded_weight_bytes = options_.expanded_weight_bytes},
+      .streams = options_.streams};
+  RF_ASSIGN_OR_RETURN(workers_, MakeThreadWorkers(spec, model_, threads));
   return absl::OkStatus();
 }
 
-absl::Status Engine::Impl::MakeScheduler() {
-  return absl::OkStatus();
+void Engine::Impl::MakeScheduler() {
+  if (options_.mode.has_value() || options_.strategy.has_value()) {
+    chooser_ = std::make_unique<ForcedChooser>(options_.mode, options_.strategy);
+  } else {
+    chooser_ = std::make_unique<RuleChooser>();
+  }
+  const std::vector<double> even(static_cast<size_t>(options_.ranks), 1.0);
+  scheduler_ = std::make_unique<Scheduler>(
+      WeightedSlotMap(options_.rank_weights.empty() ? even : options_.rank_weights), options_.ranks,
+      SchedulerOptions{.layout = options_.layout,
+                       .stripe_tokens = options_.stripe_tokens,
+                       .page_tokens = options_.page_tokens,
+                       .pages_per_rank = info_.kv_pages / options_.ranks,
+                       .chunk_tokens = options_.chunk_tokens,
+                       .decode_reserve_tokens = options_.decode_reserve_tokens,
+                       .max_running = options_.max_running_requests,
+                       .strict = options_.strict,
+                       .list_freed = options_.poison_freed_pages},
+      *chooser_);
 }
 
 absl::Status Engine::Impl::Start() {
   RF_RETURN_IF_ERROR(SettleOptions(model_->config(), options_, info_));
   RF_RETURN_IF_ERROR(MakeWorkers());
-  RF_RETURN_IF_ERROR(MakeScheduler());
+  MakeScheduler();
   leader_ = std::make_unique<Leader>(LeaderParts{.options = options_,
                                                  .info = info_,
                                                  .model = *model_,

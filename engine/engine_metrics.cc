@@ -53,21 +53,20 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
     const char* busy_help = "Time a rank computed";
     const char* wait = "ringfill_rank_wait_seconds_total";
     const char* wait_help = "Time a rank waited for its peers";
-    ranks.push_back({seconds(busy, busy_help, "prefill"), seconds(wait, wait_help, "prefill"),
-                     seconds(busy, busy_help, "decode"), seconds(wait, wait_help, "decode"),
-                     &m.AddCounter("ringfill_ring_bytes_total", "Bytes a rank sent round the ring",
-                                   {{"rank", rank}}),
-                     &m.AddCounter("ringfill_ring_transfer_seconds_total",
-                                   "Time the communication lane moved bytes", {{"rank", rank}}),
-                     &m.AddCounter("ringfill_ring_hidden_seconds_total",
-                                   "Part of the transfer time in which the rank computed",
-                                   {{"rank", rank}}),
-                     &m.AddCounter("ringfill_product_rows_total",
-                                   "Rows through a layer's matrix products", {{"rank", rank}}),
-                     &m.AddCounter("ringfill_attention_pairs_total",
-                                   "Pairs of a query token and a visible key, times layers",
-                                   {{"rank", rank}}),
-                     pages("free"), pages("used")});
+    ranks.push_back(
+        {seconds(busy, busy_help, "prefill"), seconds(wait, wait_help, "prefill"),
+         seconds(busy, busy_help, "decode"), seconds(wait, wait_help, "decode"),
+         &m.AddCounter("ringfill_ring_bytes_total", "Bytes a rank sent round the ring",
+                       {{"rank", rank}}),
+         &m.AddCounter("ringfill_ring_transfer_seconds_total",
+                       "Time the communication lane moved bytes", {{"rank", rank}}),
+         &m.AddCounter("ringfill_ring_hidden_seconds_total",
+                       "Part of the transfer time in which the rank computed", {{"rank", rank}}),
+         &m.AddCounter("ringfill_product_rows_total", "Rows through a layer's matrix products",
+                       {{"rank", rank}}),
+         &m.AddCounter("ringfill_attention_pairs_total",
+                       "Pairs of a query token and a visible key, times layers", {{"rank", rank}}),
+         pages("free"), pages("used")});
   }
   constexpr std::string_view kModes[kTokenModes] = {"home", "dealt", "replicated"};
   for (int mode = 0; mode < kTokenModes; ++mode) {
@@ -100,8 +99,7 @@ void EngineMetrics::AddStep(const std::vector<RankStepResult>& results) {
     ranks[r].decode_wait_s->Increment(results[r].decode_wait_s);
     ranks[r].ring_bytes->Increment(static_cast<double>(results[r].ring_bytes));
     ranks[r].transfer_s->Increment(results[r].transfer_s);
-    ranks[r].hidden_s->Increment(
-        std::max(0.0, results[r].transfer_s - results[r].prefill_wait_s));
+    ranks[r].hidden_s->Increment(std::max(0.0, results[r].transfer_s - results[r].prefill_wait_s));
     ranks[r].product_rows->Increment(static_cast<double>(results[r].work.product_rows));
     ranks[r].attention_pairs->Increment(static_cast<double>(results[r].work.attention_pairs));
     for (double s : results[r].round_seconds) ring_round_s.Observe(s);

@@ -19,8 +19,6 @@ struct EngineMetrics {
   void AddWay(TokenMode mode, RingStrategy strategy, int64_t tokens);
   // KV pages of a rank.
   void SetPages(size_t rank, int64_t used, int64_t total);
-  // The work of the busiest rank over the mean, of one step: operations by the ranks' counters.
-  void ObserveImbalance(double busiest_over_mean) { imbalance.Observe(busiest_over_mean); }
 
   struct PerRank {
     Counter* prefill_busy_s;

@@ -95,10 +95,9 @@ absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, Engine
   info.kv_bytes = info.kv_pages * page_bytes;
   info.kv_tokens = info.kv_pages * o.page_tokens;
   if (pages_per_rank == 0) {
-    return absl::InvalidArgumentError(absl::StrCat("kv.memory_bytes is ", o.kv_memory_bytes,
-                                                   "; one page on each of ", o.ranks,
-                                                   " ranks takes ", page_bytes * o.ranks,
-                                                   " bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("kv.memory_bytes is ", o.kv_memory_bytes, "; one page on each of ", o.ranks,
+                     " ranks takes ", page_bytes * o.ranks, " bytes"));
   }
   if (info.kv_bytes > MachineBytes() || pages_per_rank > std::numeric_limits<PageId>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("kv.memory_bytes is ", info.kv_bytes,

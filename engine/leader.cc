@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "engine/layout/slot_map.h"
 
 namespace ringfill {
 namespace {
@@ -21,7 +22,9 @@ double AttentionShare(const ModelConfig& c) {
 }  // namespace
 
 Leader::Leader(const LeaderParts& parts)
-    : p_(parts), attention_share_(AttentionShare(parts.model.config())) {
+    : p_(parts),
+      attention_share_(AttentionShare(parts.model.config())),
+      weights_(parts.options.rank_weights) {
   rank_totals_.resize(static_cast<size_t>(p_.workers.ranks()));
   Publish();
   thread_ = std::thread([this] { Loop(); });
@@ -80,11 +83,10 @@ void Leader::Loop() {
 void Leader::TakeInbox() {
   for (Inbox::Arrival& arrival : p_.inbox.Take()) {
     const Request& request = arrival.generation->request();
-    p_.scheduler.Enqueue(
-        {.id = arrival.id,
-         .prompt = request.prompt,
-         .max_new_tokens = arrival.generation->max_tokens(),
-         .score = request.kind == RequestKind::kScore || request.prompt_logprobs});
+    p_.scheduler.Enqueue({.id = arrival.id,
+                          .prompt = request.prompt,
+                          .max_new_tokens = arrival.generation->max_tokens(),
+                          .score = request.kind == RequestKind::kScore || request.prompt_logprobs});
     active_.emplace(arrival.id, std::move(arrival.generation));
   }
 }
@@ -170,10 +172,12 @@ void Leader::NoteProgress() {
 }
 
 void Leader::Publish() {
+  const std::vector<int> slots = SlotCounts(p_.scheduler.slot_map(), p_.scheduler.ranks());
   for (size_t r = 0; r < rank_totals_.size(); ++r) {
     const int64_t used = p_.scheduler.pages_used(static_cast<int>(r));
     RankStatus& rank = rank_totals_[r];
     rank.rank = static_cast<int>(r);
+    rank.slots = slots[r];
     rank.pages_total = p_.scheduler.pages_total();
     rank.pages_used = used;
     p_.metrics.SetPages(r, used, rank.pages_total);
@@ -181,7 +185,14 @@ void Leader::Publish() {
   const Inbox::Counts counts = p_.inbox.counts();
   p_.metrics.running_requests.Set(static_cast<double>(p_.scheduler.running()));
   p_.metrics.queue_length.Set(static_cast<double>(counts.queued));
+  p_.metrics.epoch.Set(static_cast<double>(epoch_));
+  p_.metrics.ring_size.Set(static_cast<double>(rank_totals_.size()));
+  const auto recomputed = static_cast<double>(p_.scheduler.recomputed_tokens());
+  p_.metrics.recomputed_tokens.Increment(recomputed - p_.metrics.recomputed_tokens.Value());
   MutexLock lock(&mutex_);
+  status_.recomputed_tokens = p_.scheduler.recomputed_tokens();
+  status_.slots = static_cast<int>(p_.scheduler.slot_map().size());
+  status_.imbalance = work_mean_ > 0 ? work_most_ / work_mean_ : 1;
   status_.steps = static_cast<int64_t>(p_.metrics.steps.Value());
   status_.failed_steps = static_cast<int64_t>(p_.metrics.failed_steps.Value());
   status_.epoch = epoch_;

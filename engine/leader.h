@@ -6,6 +6,7 @@
 #include <atomic>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -68,6 +69,7 @@ class Leader {
   void Execute(StepPlan plan);
   void ReportLayer(const StepPlan& plan, int layers_done);
   void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void NoteImbalance(const std::vector<RankStepResult>& results);
   void AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
                    double seconds);
   void HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results);
@@ -76,6 +78,8 @@ class Leader {
   void RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>& results);
   // Forms the ring of a new epoch and moves every sequence over.
   absl::Status FormRing();
+  // The weights of the new ranks; the old ones are forgotten.
+  std::vector<double> WeightsOf(const std::vector<int>& from);
   void EndAll(const absl::Status& status);
 
   const LeaderParts p_;
@@ -85,7 +89,11 @@ class Leader {
   Active active_;
   uint64_t epoch_ = 1;
   int failures_in_a_row_ = 0;
+  std::vector<double> weights_;  // [ranks] of this epoch; empty: even
+  std::optional<Instant> newcomers_since_;
   bool tracing_ = false;
+  double work_most_ = 0,
+         work_mean_ = 0;  // operations of the busiest rank and of the mean, all steps
   std::vector<RankStatus> rank_totals_;
 
   std::atomic<bool> trace_wanted_{false};

@@ -1,8 +1,10 @@
 // One step of the leader: run it, account for it, tell the requests; or repair what it broke.
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "engine/layout/slot_map.h"
 #include "engine/leader.h"
 
 namespace ringfill {
@@ -12,6 +14,8 @@ namespace {
 // costs one, a second lost meanwhile another; what fails more often fails by itself.
 constexpr int kMaxFailuresInARow = 4;
 
+// How long newcomers wait for a moment in which nothing runs.
+constexpr Duration kNewcomerPatience = std::chrono::seconds(30);
 constexpr size_t kMaxTraceSpans = size_t{1} << 18;  // a rank
 
 bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
@@ -78,17 +82,37 @@ void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResul
       if (it == active_.end()) continue;
       const std::string where =
           fault.round < 0 ? std::string("its products") : absl::StrCat("ring round ", fault.round);
-      Fail(id, absl::DataLossError(absl::StrCat(
-                   "a value is not finite: layer ", fault.layer, ", rank ", r, ", ", where,
-                   "; the weights or the arithmetic are damaged")));
+      Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: layer ", fault.layer,
+                                                ", rank ", r, ", ", where,
+                                                "; the weights or the arithmetic are damaged")));
     }
   }
+}
+
+void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
+  const ModelConfig& c = p_.model.config();
+  const double row = 2.0 * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
+  const double pair = 4.0 * c.heads * c.head_dim;
+  double sum = 0;
+  double most = 0;
+  for (const RankStepResult& result : results) {
+    const double operations = row * static_cast<double>(result.work.product_rows) +
+                              pair * static_cast<double>(result.work.attention_pairs);
+    sum += operations;
+    most = std::max(most, operations);
+  }
+  if (sum == 0) return;
+  const double ratio = most * static_cast<double>(results.size()) / sum;
+  p_.metrics.imbalance.Observe(ratio);
+  work_most_ += most;
+  work_mean_ += sum / static_cast<double>(results.size());
 }
 
 void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
                          double seconds) {
   p_.metrics.AddStep(results);
   p_.metrics.steps.Increment();
+  NoteImbalance(results);
   if (!plan.chunks.empty()) p_.metrics.prefill_s.Increment(seconds);
   MutexLock lock(&mutex_);
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
@@ -198,8 +222,8 @@ void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>
   ++failures_in_a_row_;
   if (const absl::Status formed = FormRing(); !formed.ok()) {
     failures_in_a_row_ = 0;
-    return EndAll(absl::UnavailableError(absl::StrCat(
-        "the ring could not form anew, try again: ", std::string(formed.message()))));
+    return EndAll(absl::UnavailableError(
+        absl::StrCat("the ring could not form anew, try again: ", std::string(formed.message()))));
   }
   if (failures_in_a_row_ < kMaxFailuresInARow) return;
   failures_in_a_row_ = 0;
@@ -215,8 +239,12 @@ void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>
 absl::Status Leader::FormRing() {
   ++epoch_;
   RF_ASSIGN_OR_RETURN(const std::vector<int> from, p_.workers.Reform(epoch_));
-  const Regrouped regrouped = p_.scheduler.Regroup(from);
-  p_.metrics.recomputed_tokens.Increment(static_cast<double>(regrouped.recomputed_tokens));
+  const Regrouped regrouped =
+      p_.scheduler.Regroup(from, RedealSlots(p_.scheduler.slot_map(), from, WeightsOf(from)));
+  int64_t lost_tokens = 0;
+  for (const Regrouped::Loss& loss : regrouped.lost) {
+    for (const Span& span : loss.spans) lost_tokens += span.size();
+  }
   std::vector<RankStatus> totals(from.size());
   for (size_t r = 0; r < from.size(); ++r) {
     if (from[r] >= 0) totals[r] = rank_totals_[static_cast<size_t>(from[r])];
@@ -225,9 +253,9 @@ absl::Status Leader::FormRing() {
   Log(LogLevel::kInfo, "the ring formed",
       {{"epoch", epoch_},
        {"ranks", static_cast<int64_t>(from.size())},
-       {"recomputed_tokens", regrouped.recomputed_tokens}});
-  for (SequenceId id : regrouped.ended) {
-    if (!active_.contains(id)) continue;
+       {"lost_tokens", lost_tokens},
+       {"ended", static_cast<int64_t>(regrouped.unfit.size())}});
+  for (SequenceId id : regrouped.unfit) {
     Fail(id, absl::UnavailableError(
                  "the KV of a lost rank does not fit on those that are left, try again"));
   }
@@ -235,8 +263,25 @@ absl::Status Leader::FormRing() {
   return absl::OkStatus();
 }
 
+std::vector<double> Leader::WeightsOf(const std::vector<int>& from) {
+  if (weights_.empty()) return {};
+  const double mean =
+      std::accumulate(weights_.begin(), weights_.end(), 0.0) / static_cast<double>(weights_.size());
+  std::vector<double> weights;
+  for (int rank : from) weights.push_back(rank < 0 ? mean : weights_[static_cast<size_t>(rank)]);
+  return weights_ = std::move(weights);
+}
+
 void Leader::LetNewcomersIn() {
-  if (!p_.workers.HasNewcomers()) return;
+  if (!p_.workers.HasNewcomers()) {
+    newcomers_since_.reset();
+    return;
+  }
+  // What runs now would have to move: a newcomer waits for a quiet moment first.
+  const Instant now = p_.clock.Now();
+  if (!newcomers_since_.has_value()) newcomers_since_ = now;
+  if (p_.scheduler.running() > 0 && now - *newcomers_since_ < kNewcomerPatience) return;
+  newcomers_since_.reset();
   if (const absl::Status formed = FormRing(); !formed.ok()) {
     Log(LogLevel::kError, "the ring could not form anew", {{"status", formed.ToString()}});
   }
