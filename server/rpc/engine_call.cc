@@ -117,7 +117,7 @@ EngineCall::Action EngineCall::NextAction(absl::Status& status) {
       return Action::kStatus;
     }
     if (outbox_ == nullptr) return Action::kNothing;
-    const std::optional<Event> event = outbox_->TryPop();
+    const std::optional<RequestEvent> event = outbox_->TryPop();
     if (!event) return Action::kNothing;
     Note(*event);
     if (const auto* failed = std::get_if<FailedEvent>(&*event)) {
@@ -135,7 +135,7 @@ EngineCall::Action EngineCall::NextAction(absl::Status& status) {
   return Action::kNothing;
 }
 
-void EngineCall::Note(const Event& event) {
+void EngineCall::Note(const RequestEvent& event) {
   if (const auto* accepted = std::get_if<AcceptedEvent>(&event)) {
     usage_.prompt_tokens = accepted->prompt_tokens;
     usage_.cached_tokens = accepted->cached_tokens;

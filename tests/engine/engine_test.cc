@@ -279,7 +279,7 @@ TEST(EngineTest, CancelInMidPrefillReleasesPages) {
   ASSERT_TRUE(client.ok()) << client.status();
   // Some progress has been made, then the client goes away.
   while (true) {
-    const Event event = (*client)->Next();
+    const RequestEvent event = (*client)->Next();
     if (std::holds_alternative<ProgressEvent>(event)) break;
   }
   // What it holds shows while its first step runs.

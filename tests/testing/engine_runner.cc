@@ -47,9 +47,9 @@ Client::~Client() {
   if (outbox_ != nullptr) outbox_->Close();
 }
 
-Event Client::Next() {
+RequestEvent Client::Next() {
   while (true) {
-    if (std::optional<Event> event = outbox_->TryPop()) return *std::move(event);
+    if (std::optional<RequestEvent> event = outbox_->TryPop()) return *std::move(event);
     const Instant until = Clock::Real().Now() + kHangLimit;
     MutexLock lock(&signal_->mutex);
     while (!signal_->ready) {
@@ -65,7 +65,7 @@ Event Client::Next() {
 Outcome Client::Finish() {
   Outcome out;
   while (true) {
-    Event event = Next();
+    RequestEvent event = Next();
     if (auto* accepted = std::get_if<AcceptedEvent>(&event)) out.accepted.push_back(*accepted);
     if (auto* progress = std::get_if<ProgressEvent>(&event)) out.progress.push_back(*progress);
     if (auto* token = std::get_if<TokenEvent>(&event)) out.tokens.push_back(*token);

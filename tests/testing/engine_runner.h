@@ -31,7 +31,7 @@ class Client {
   ~Client();
 
   // The next event, waiting for it.
-  Event Next();
+  RequestEvent Next();
   // Reads on until Done or Failed.
   Outcome Finish();
   Outbox& outbox() { return *outbox_; }
