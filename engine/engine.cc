@@ -52,6 +52,7 @@ class Engine::Impl {
   EngineInfo info_;
   Inbox inbox_;
   std::unique_ptr<Workers> workers_;
+  std::unique_ptr<WayChooser> rule_;
   std::unique_ptr<WayChooser> chooser_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Leader> leader_;
@@ -84,11 +85,8 @@ absl::Status Engine::Impl::MakeWorkers() {
 }
 
 void Engine::Impl::MakeScheduler() {
-  if (options_.mode.has_value() || options_.strategy.has_value()) {
-    chooser_ = std::make_unique<ForcedChooser>(options_.mode, options_.strategy);
-  } else {
-    chooser_ = std::make_unique<RuleChooser>();
-  }
+  rule_ = std::make_unique<RuleChooser>();
+  chooser_ = std::make_unique<ForcedChooser>(options_.mode, options_.strategy, *rule_);
   const std::vector<double> even(static_cast<size_t>(options_.ranks), 1.0);
   scheduler_ = std::make_unique<Scheduler>(
       WeightedSlotMap(options_.rank_weights.empty() ? even : options_.rank_weights), options_.ranks,

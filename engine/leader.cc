@@ -83,10 +83,12 @@ void Leader::Loop() {
 void Leader::TakeInbox() {
   for (Inbox::Arrival& arrival : p_.inbox.Take()) {
     const Request& request = arrival.generation->request();
-    p_.scheduler.Enqueue({.id = arrival.id,
-                          .prompt = request.prompt,
-                          .max_new_tokens = arrival.generation->max_tokens(),
-                          .score = request.kind == RequestKind::kScore || request.prompt_logprobs});
+    SequenceSpec spec;
+    spec.id = arrival.id;
+    spec.prompt = request.prompt;
+    spec.max_new_tokens = arrival.generation->max_tokens();
+    spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
+    p_.scheduler.Enqueue(std::move(spec));
     active_.emplace(arrival.id, std::move(arrival.generation));
   }
 }
