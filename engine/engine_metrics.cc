@@ -68,7 +68,6 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
                        "Pairs of a query token and a visible key, times layers", {{"rank", rank}}),
          pages("free"), pages("used")});
   }
-  constexpr std::string_view kModes[kTokenModes] = {"home", "dealt", "replicated"};
   for (int mode = 0; mode < kTokenModes; ++mode) {
     for (int s = 0; s < kRingStrategies; ++s) {
       const bool sharded = mode != static_cast<int>(TokenMode::kReplicated);
@@ -76,7 +75,8 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
       const std::string strategy(sharded ? RingStrategyName(static_cast<RingStrategy>(s)) : "none");
       way_tokens[mode][s] =
           &m.AddCounter("ringfill_way_tokens_total", "Prompt tokens by the way they were computed",
-                        {{"mode", std::string(kModes[mode])}, {"strategy", strategy}});
+                        {{"mode", std::string(TokenModeName(static_cast<TokenMode>(mode)))},
+                         {"strategy", strategy}});
     }
   }
 }

@@ -127,6 +127,7 @@ absl::Status SettleOptions(const ModelConfig& model, EngineOptions& o, EngineInf
   info.dtype = *o.dtype;
   info.kv_dtype = *o.kv_dtype;
   info.isa = CpuIsaName(o.isa);
+  info.transport = o.workers ? "processes" : "threads";
   info.strict = o.strict;
   info.layout = o.layout;
   info.stripe_tokens = o.stripe_tokens;

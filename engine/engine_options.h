@@ -80,6 +80,7 @@ struct EngineInfo {
   DType kv_dtype = DType::kF32;
   std::string isa;
   std::string attention_kernel;
+  std::string transport;  // of the ranks: "threads", "processes"
   bool strict = false;
   Layout layout = Layout::kSnake;
   int stripe_tokens = 0;

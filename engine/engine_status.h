@@ -18,6 +18,7 @@ struct RankStatus {
   double wait_s = 0;  // waiting for peers, since start
   double ring_bytes = 0;
   double transfer_s = 0;  // the communication lane's time for them
+  double hidden_s = 0;    // part of it in which the rank computed
 };
 
 struct EngineStatus {
@@ -29,6 +30,7 @@ struct EngineStatus {
   uint64_t epoch = 1;
   int slots = 0;
   double imbalance = 1;  // work of the busiest rank over the mean, all steps
+  int64_t trace_dropped = 0;  // spans of traces that nobody took in time, since start
   bool draining = false;
   double seconds_since_progress = 0;  // while there is work; else 0
   // Prompt tokens computed each way: [TokenMode], and of the sharded ones [RingStrategy].

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "engine/layout/slot_map.h"
 #include "engine/leader.h"
+#include "engine/request/retry.h"
 
 namespace ringfill {
 namespace {
@@ -26,6 +27,10 @@ const absl::Status& FirstFailure(const std::vector<RankStepResult>& results) {
   const auto failed = std::find_if(results.begin(), results.end(),
                                    [](const RankStepResult& r) { return !r.status.ok(); });
   return failed == results.end() ? results.front().status : failed->status;
+}
+
+absl::Status Retryable(const std::string& message) {
+  return WithRetryAfter(absl::UnavailableError(message), kRetrySoon);
 }
 
 }  // namespace
@@ -142,6 +147,7 @@ void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>
     total.wait_s += result.prefill_wait_s + result.decode_wait_s;
     total.ring_bytes += static_cast<double>(result.ring_bytes);
     total.transfer_s += result.transfer_s;
+    total.hidden_s += std::max(0.0, result.transfer_s - result.prefill_wait_s);
   }
   if (!tracing_) return;
   spans_.resize(std::max(spans_.size(), results.size()));
@@ -151,6 +157,7 @@ void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>
     const auto& more = results[r].trace;
     spans.insert(spans.end(), more.begin(),
                  more.begin() + static_cast<ptrdiff_t>(std::min(room, more.size())));
+    status_.trace_dropped += static_cast<int64_t>(more.size() - std::min(room, more.size()));
   }
 }
 
@@ -222,13 +229,13 @@ void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>
   ++failures_in_a_row_;
   if (const absl::Status formed = FormRing(); !formed.ok()) {
     failures_in_a_row_ = 0;
-    return EndAll(absl::UnavailableError(
+    return EndAll(Retryable(
         absl::StrCat("the ring could not form anew, try again: ", std::string(formed.message()))));
   }
   if (failures_in_a_row_ < kMaxFailuresInARow) return;
   failures_in_a_row_ = 0;
-  const absl::Status failed = absl::UnavailableError(
-      absl::StrCat("the step failed again and again, try again later: ", why.ToString()));
+  const absl::Status failed =
+      Retryable(absl::StrCat("the step failed again and again, try again later: ", why.ToString()));
   auto end = [&](SequenceId id) {
     if (active_.contains(id)) Fail(id, failed);
   };
@@ -256,8 +263,7 @@ absl::Status Leader::FormRing() {
        {"lost_tokens", lost_tokens},
        {"ended", static_cast<int64_t>(regrouped.unfit.size())}});
   for (SequenceId id : regrouped.unfit) {
-    Fail(id, absl::UnavailableError(
-                 "the KV of a lost rank does not fit on those that are left, try again"));
+    Fail(id, Retryable("the KV of a lost rank does not fit on those that are left, try again"));
   }
   Publish();
   return absl::OkStatus();

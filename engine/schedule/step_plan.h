@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "engine/layout/placement_spec.h"
@@ -29,6 +30,10 @@ enum class TokenMode : uint8_t {
   kReplicated,  // every rank has all tokens and a slice of each matrix
 };
 inline constexpr int kTokenModes = 3;
+inline std::string_view TokenModeName(TokenMode mode) {
+  constexpr std::string_view kNames[kTokenModes] = {"home", "dealt", "replicated"};
+  return kNames[static_cast<int>(mode)];
+}
 
 // Positions [begin, end).
 struct Span {
