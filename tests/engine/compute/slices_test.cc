@@ -1,4 +1,4 @@
-#include "engine/decode/slices.h"
+#include "engine/compute/slices.h"
 
 #include "gtest/gtest.h"
 
