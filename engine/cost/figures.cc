@@ -1,5 +1,7 @@
 #include "engine/cost/figures.h"
 
+#include <algorithm>
+
 namespace ringfill {
 
 ModelShape ModelShape::Of(const ModelConfig& config, double stored_weight_bytes,
@@ -23,6 +25,29 @@ Figures Figures::Uniform(int ranks, const DeviceFigures& device, const LinkFigur
   figures.devices.assign(static_cast<size_t>(ranks), device);
   figures.links.assign(static_cast<size_t>(ranks) * static_cast<size_t>(ranks), link);
   figures.gather = link;
+  return figures;
+}
+
+Figures Figures::OfNodes(int ranks, int ranks_per_node, const DeviceFigures& device,
+                         const LinkFigures& link, const LinkFigures& uplink) {
+  Figures figures = Uniform(ranks, device, link);
+  for (int distance = 1; distance < ranks; ++distance) {
+    std::vector<int> leaving(static_cast<size_t>(ranks), 0);  // by node
+    auto crosses = [&](int from) {
+      return from / ranks_per_node != (from + distance) % ranks / ranks_per_node;
+    };
+    for (int from = 0; from < ranks; ++from) {
+      if (crosses(from)) ++leaving[static_cast<size_t>(from / ranks_per_node)];
+    }
+    for (int from = 0; from < ranks; ++from) {
+      if (!crosses(from)) continue;
+      const int sharing = leaving[static_cast<size_t>(from / ranks_per_node)];
+      figures.Link(from, (from + distance) % ranks) = {uplink.latency_s,
+                                                       uplink.bytes_per_s / sharing};
+    }
+  }
+  figures.gather = {link.latency_s + uplink.latency_s,
+                    std::min(link.bytes_per_s, uplink.bytes_per_s)};
   return figures;
 }
 

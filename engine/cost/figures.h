@@ -67,7 +67,8 @@ struct DeviceFigures {
   double op_overhead_s = 1e-6;
 };
 
-// From one rank to another.
+// From one rank to another, while every rank sends to the one equally far along the ring: what
+// shares a wire then is in the figure.
 struct LinkFigures {
   // From both sides ready to the first byte. Measured: exchanges of 64 bytes round the ring.
   double latency_s = 1e-5;
@@ -89,13 +90,24 @@ struct Figures {
     return links[static_cast<size_t>(from) * devices.size() + static_cast<size_t>(to)];
   }
 
+  // A message between two ranks that are ready.
+  double LinkSeconds(int from, int to, int64_t bytes) const {
+    const LinkFigures& link = Link(from, to);
+    return link.latency_s + static_cast<double>(bytes) / link.bytes_per_s;
+  }
   // One all-gather of `bytes` from each rank, all of them ready.
   double GatherSeconds(int64_t bytes) const {
+    if (ranks() == 1) return 0;
     return gather.latency_s + static_cast<double>(bytes * (ranks() - 1)) / gather.bytes_per_s;
   }
 
   // Equal ranks behind equal links; all-gathers run at the links' figures.
   static Figures Uniform(int ranks, const DeviceFigures& device, const LinkFigures& link);
+  // Equal ranks on nodes of `ranks_per_node`, in order. Ranks of a node talk over `link`; each node
+  // has one `uplink`, which the messages that leave it in one shift of the ring share. All-gathers
+  // go round the ring, so each byte crosses an uplink once.
+  static Figures OfNodes(int ranks, int ranks_per_node, const DeviceFigures& device,
+                         const LinkFigures& link, const LinkFigures& uplink);
 };
 
 }  // namespace ringfill

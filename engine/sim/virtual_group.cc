@@ -156,9 +156,7 @@ class Group {
                                                    receiver->recv_bytes)));
       return;
     }
-    const LinkFigures& link = figures_.Link(from, to);
-    const double moving =
-        link.latency_s + static_cast<double>(sender->send_bytes) / link.bytes_per_s;
+    const double moving = figures_.LinkSeconds(from, to, sender->send_bytes);
     const double end = std::max(sender->ready_s, receiver->ready_s) + moving;
     sender->sent = true;
     receiver->received = true;
