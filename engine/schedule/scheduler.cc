@@ -12,6 +12,7 @@ Scheduler::Scheduler(std::vector<int> slot_map, int ranks, const SchedulerOption
     : options_(options), chooser_(chooser), slot_map_(std::move(slot_map)) {
   RF_CHECK(ranks >= 1 && options.page_tokens >= 1 && options.stripe_tokens >= 1);
   RF_CHECK(options.chunk_tokens >= 1 && options.max_running >= 1);
+  RF_CHECK(!options.strict || options.layout != Layout::kTokenStripes);
   for (int r = 0; r < ranks; ++r) allocators_.push_back(NewAllocator());
   MutexLock lock(&ring_mutex_);
   ring_ = {slot_map_, ranks};

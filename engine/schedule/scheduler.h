@@ -34,7 +34,7 @@ struct SchedulerOptions {
   int64_t decode_reserve_tokens = 256;  // reserved beyond the prompt at admission, at most
   int64_t max_running = 64;
   // Equal bits whatever else runs: chunks are cut at multiples of chunk_tokens alone, computed at
-  // home in the ordered strategy, and decodes are chunks of one token.
+  // home in the ordered strategy, and decodes are chunks of one token. Not for token stripes.
   bool strict = false;
   bool list_freed = false;  // StepPlan::freed
 };
