@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/check.h"
+#include "engine/compute/slices.h"
 #include "engine/decode/replicated_pass.h"
 #include "engine/prefill/prefill_pass.h"
-#include "engine/worker/check_plan.h"
 
 namespace ringfill {
 namespace {
@@ -57,9 +58,8 @@ class Step {
 };
 
 absl::Status Step::RunPasses() {
-  RF_RETURN_IF_ERROR(CheckPlan(plan_, rank_.options(), rank_.ranks()));
+  RF_CHECK(plan_.ranks == rank_.ranks());
   rank_.BeginStep(plan_);
-  RF_RETURN_IF_ERROR(CheckPages(plan_, rank_));
   if (!plan_.freed.empty() && !plan_.freed[Index(rank_.index())].empty()) {
     rank_.device().PoisonPages(plan_.freed[Index(rank_.index())]);
   }
@@ -127,8 +127,9 @@ absl::Status Step::ComputeLogits() {
     const float* row = replicated_->DecodeHidden(static_cast<int>(d));
     logit_rows_.insert(logit_rows_.end(), row, row + width);
   }
-  result_.vocab_begin = rank_.model().vocab * rank_.index() / rank_.ranks();
-  result_.vocab_end = rank_.model().vocab * (rank_.index() + 1) / rank_.ranks();
+  const Slice slice = SliceOf(rank_.model().vocab, 1, rank_.index(), rank_.ranks());
+  result_.vocab_begin = slice.begin;
+  result_.vocab_end = slice.end;
   const auto rows = static_cast<int64_t>(logit_rows_.size() / width);
   if (rows == 0) return absl::OkStatus();
   result_.logits.resize(Index(rows * (result_.vocab_end - result_.vocab_begin)));

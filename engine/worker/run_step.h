@@ -12,10 +12,11 @@ namespace ringfill {
 // shares hidden rows and computes this rank's slice of the logits. Called by the rank's own host
 // thread; every rank of the epoch runs the same plan.
 //
-// A plan that the rank cannot execute, INVALID_ARGUMENT, fails like anything else: it may come from
-// another process. A result that is not OK has aborted the epoch: every rank's step fails, and the
-// next one needs a new communicator. In any case nothing is queued or under way when it returns,
-// unless the device itself is stuck.
+// A result that is not OK has aborted the epoch: every rank's step fails, and the next one needs a
+// new communicator. In any case nothing is queued or under way when it returns, unless the device
+// itself is stuck.
+//
+// REQUIRES: CheckPlan (plan_check.h) would accept the plan.
 RankStepResult RunStep(Rank& rank, const StepPlan& plan, const StepControl& control);
 
 }  // namespace ringfill
