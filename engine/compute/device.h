@@ -97,10 +97,10 @@ class Device {
 
   // ---- sharded tokens
   struct RowBuffers {
-    std::byte* x;
-    std::byte* angles;
-    std::byte* q;
-    std::byte* outbox;  // kv rows; may be null when batch.send_slots is 0
+    std::byte* x = nullptr;
+    std::byte* angles = nullptr;
+    std::byte* q = nullptr;
+    std::byte* outbox = nullptr;  // kv rows; may be null when batch.send_slots is 0
   };
   size_t virtual QueryBytes(int64_t rows) const = 0;
   size_t virtual StateBytes(int64_t rows) const = 0;
@@ -116,10 +116,10 @@ class Device {
     int project = -1;          // -1: only finish
     bool only_wanted = false;  // finish: tiles that are not wanted are skipped
     uint64_t stopped = 0;      // tiles whose chunks are all stopped are skipped
-    std::shared_ptr<const RowBatch> batch;
-    RowBuffers buffers;
+    std::shared_ptr<const RowBatch> batch = nullptr;  // null: no rows
+    RowBuffers buffers{};
     const std::byte* state = nullptr;
-    std::shared_ptr<LayerFlags> flags;
+    std::shared_ptr<LayerFlags> flags = nullptr;
   };
   virtual void RunLayers(const LayersArgs& args) = 0;
   // Gives up a pass after RunLayers(project = layer), when all chunks were stopped.
@@ -138,8 +138,8 @@ class Device {
   virtual void CheckHeader(const RoundHeader& expected, const std::byte* at,
                            std::shared_ptr<LayerFlags> flags) = 0;
   struct AttendArgs {
-    OpLabel label;  // kind kAttend, with layer, round, strategy
-    std::shared_ptr<const AttendBatch> batch;
+    OpLabel label{};  // kind kAttend, with layer, round, strategy
+    std::shared_ptr<const AttendBatch> batch = nullptr;
     const std::byte* q = nullptr;      // of the rank whose queries they are
     std::byte* state = nullptr;        // likewise; merged with what is seen here
     int64_t rows = 0;                  // of that rank's batch: the extent of q and state
@@ -147,7 +147,7 @@ class Device {
     bool clear = false;                // all `rows` states start empty
     bool only_wanted = false;
     uint64_t stopped = 0;  // tiles of these chunks are skipped
-    std::shared_ptr<LayerFlags> flags;
+    std::shared_ptr<LayerFlags> flags = nullptr;
   };
   virtual void Attend(const AttendArgs& args) = 0;
   // Merges the states of `rows` tokens.
