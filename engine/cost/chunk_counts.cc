@@ -203,18 +203,23 @@ ChunkCounts CountChunk(const PrefillChunk& chunk, const Placement& placement, To
   return counts;
 }
 
-std::vector<double> CountReplicatedKeys(const PrefillChunk& chunk, const Placement& placement,
-                                        int64_t page_tokens) {
-  std::vector<double> keys(static_cast<size_t>(placement.ranks()), 0.0);
+std::vector<AttendCount> CountReplicated(const PrefillChunk& chunk, const Placement& placement,
+                                         int64_t page_tokens, int64_t tile_tokens) {
+  std::vector<AttendCount> counts(static_cast<size_t>(placement.ranks()));
+  int64_t in_tile = 0;
   for (const Span& span : chunk.spans) {
     for (int64_t p = span.begin; p < span.end; ++p) {
+      const bool ends_tile = ++in_tile == tile_tokens || p + 1 == chunk.end();
       for (int r = 0; r < placement.ranks(); ++r) {
-        keys[static_cast<size_t>(r)] +=
+        const auto keys =
             static_cast<double>(RoundUp(placement.TokensBefore(r, p + 1), page_tokens));
+        counts[static_cast<size_t>(r)].token_keys += keys;
+        if (ends_tile) counts[static_cast<size_t>(r)].tile_keys += keys;
       }
+      if (ends_tile) in_tile = 0;
     }
   }
-  return keys;
+  return counts;
 }
 
 }  // namespace ringfill

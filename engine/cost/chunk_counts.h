@@ -47,8 +47,8 @@ struct ChunkCounts {
 ChunkCounts CountChunk(const PrefillChunk& chunk, const Placement& placement, TokenMode mode,
                        const TileShape& tiles);
 
-// [ranks] keys that the tokens of a replicated chunk see on each rank, each rounded up to pages.
-std::vector<double> CountReplicatedKeys(const PrefillChunk& chunk, const Placement& placement,
-                                        int64_t page_tokens);
+// [ranks] what the tokens of a replicated chunk see on each rank, in tiles of up to `tile_tokens`.
+std::vector<AttendCount> CountReplicated(const PrefillChunk& chunk, const Placement& placement,
+                                         int64_t page_tokens, int64_t tile_tokens);
 
 }  // namespace ringfill

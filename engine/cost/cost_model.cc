@@ -14,6 +14,7 @@ namespace {
 constexpr int kWorkedOutLayers = 4;
 constexpr int kSlopeLayers = 2;
 constexpr int64_t kFloatBytes = 4;
+constexpr int64_t kRoundHeaderBytes = 64;
 
 // Simplest first.
 constexpr Way kWays[] = {
@@ -57,7 +58,8 @@ bool CostModel::GatherFits(const PrefillChunk& chunk, const Placement& placement
   for (int r = 0; r < ranks(); ++r) {
     pages += (placement.TokensBefore(r, chunk.end()) + page_tokens - 1) / page_tokens;
   }
-  return pages * PageLayerBytes(options_.shape) <= options_.gather_bytes;
+  return pages * PageLayerBytes(options_.shape) + ranks() * kRoundHeaderBytes <=
+         options_.gather_bytes;
 }
 
 std::vector<Prediction> CostModel::PredictAll(const PrefillChunk& chunk,
@@ -71,7 +73,8 @@ std::vector<Prediction> CostModel::PredictAll(const PrefillChunk& chunk,
   std::vector<Prediction> out;
   for (const Way way : kWays) {
     if (way.mode == TokenMode::kReplicated) {
-      if (TokensOf(chunk) <= options_.max_replicated_tokens) {
+      // Scores are computed where rows are sharded.
+      if (!chunk.score && TokensOf(chunk) <= options_.max_replicated_tokens) {
         out.push_back(Replicated(chunk, placement));
       }
       continue;
@@ -119,10 +122,18 @@ Prediction CostModel::Sharded(const PrefillChunk& chunk, const ChunkCounts& coun
     times.AddBusy(busy, more);
     sent = sent / worked_out * full_layers;
   }
-  if (counts.any_wanted) {
-    schedule.Attend(true);
-    schedule.Products(true);
-    AddLogits(chunk, times);
+  schedule.Attend(true);
+  schedule.Products(true);
+  if (chunk.wants_logits) {
+    times.Run(counts.rank_of_last, costs_[static_cast<size_t>(counts.rank_of_last)].Embed(1));
+    times.AllGather(options_.shape.width * kFloatBytes);
+    AddLogits(times);
+  }
+  if (chunk.score) {
+    for (int r = 0; r < ranks(); ++r) {
+      const int64_t rows = counts.ranks[static_cast<size_t>(r)].rows;
+      if (rows > 0) times.Run(r, costs_[static_cast<size_t>(r)].Score(rows));
+    }
   }
   return {way, times.Latest(), times.BusiestRank(), sent};
 }
@@ -130,7 +141,8 @@ Prediction CostModel::Sharded(const PrefillChunk& chunk, const ChunkCounts& coun
 Prediction CostModel::Replicated(const PrefillChunk& chunk, const Placement& placement) const {
   const ModelShape& shape = options_.shape;
   const int64_t tokens = TokensOf(chunk);
-  const std::vector<double> keys = CountReplicatedKeys(chunk, placement, shape.page_tokens);
+  const std::vector<AttendCount> keys =
+      CountReplicated(chunk, placement, shape.page_tokens, costs_.front().token_tile());
   RingTimes times(figures_);
   const int n = ranks();
   auto on_all = [&](auto seconds) {
@@ -141,7 +153,8 @@ Prediction CostModel::Replicated(const PrefillChunk& chunk, const Placement& pla
     on_all([&](const OpCost& cost, int) { return cost.TokenQkv(tokens, n); });
     times.AllGather(TokenQkvBytes(shape, tokens, n));
     on_all([&](const OpCost& cost, int r) {
-      return cost.TokenAttend(tokens, keys[static_cast<size_t>(r)]);
+      const AttendCount& count = keys[static_cast<size_t>(r)];
+      return cost.TokenAttend(tokens, count.token_keys, count.tile_keys);
     });
     times.AllGather(TokenStatesBytes(shape, tokens));
     on_all([&](const OpCost& cost, int) { return cost.TokenOutput(tokens, n); });
@@ -162,7 +175,7 @@ Prediction CostModel::Replicated(const PrefillChunk& chunk, const Placement& pla
     times.AddBusy(busy, shape.layers - 2);
   }
   on_all([&](const OpCost& cost, int) { return cost.Embed(tokens); });
-  if (chunk.wants_logits || chunk.score) AddLogits(chunk, times);
+  if (chunk.wants_logits) AddLogits(times);
   const int64_t sent = shape.layers * (n - 1) *
                        (TokenQkvBytes(shape, tokens, n) + TokenStatesBytes(shape, tokens) +
                         TokenOutputBytes(shape, tokens, n) + TokenFfnBytes(shape, tokens));
@@ -170,12 +183,12 @@ Prediction CostModel::Replicated(const PrefillChunk& chunk, const Placement& pla
       {TokenMode::kReplicated, RingStrategy::kPassKv}, times.Latest(), times.BusiestRank(), sent};
 }
 
-void CostModel::AddLogits(const PrefillChunk& chunk, RingTimes& times) const {
-  if (!chunk.wants_logits) return;
-  times.AllGather(options_.shape.width * kFloatBytes);
+void CostModel::AddLogits(RingTimes& times) const {
+  const int64_t vocab = options_.shape.vocab;
   const int n = ranks();
   for (int r = 0; r < n; ++r) {
-    times.Run(r, costs_[static_cast<size_t>(r)].Logits(1, options_.shape.vocab / n));
+    const int64_t rows = vocab * (r + 1) / n - vocab * r / n;
+    times.Run(r, costs_[static_cast<size_t>(r)].Logits(1, rows));
   }
 }
 

@@ -56,7 +56,7 @@ class CostModel {
   Prediction Sharded(const PrefillChunk& chunk, const ChunkCounts& counts, Way way) const;
   Prediction Replicated(const PrefillChunk& chunk, const Placement& placement) const;
   bool GatherFits(const PrefillChunk& chunk, const Placement& placement) const;
-  void AddLogits(const PrefillChunk& chunk, RingTimes& times) const;
+  void AddLogits(RingTimes& times) const;
 
   const CostOptions options_;
   const Figures figures_;

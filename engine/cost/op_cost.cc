@@ -59,9 +59,8 @@ double OpCost::TokenQkv(int64_t tokens, int ranks) const {
          TokenProduct(static_cast<double>(shape_.project_weights()) / ranks, tokens);
 }
 
-double OpCost::TokenAttend(int64_t tokens, double token_keys) const {
-  // One token is a tile of its own: its page run is read for it alone.
-  return f_.op_overhead_s + AttendTile(token_keys, token_keys) +
+double OpCost::TokenAttend(int64_t tokens, double token_keys, double tile_keys) const {
+  return f_.op_overhead_s + AttendTile(token_keys, tile_keys) +
          static_cast<double>(StateBytes(shape_, tokens)) / f_.copy_bytes_per_s;
 }
 

@@ -8,6 +8,7 @@
 // shrinks the bytes of a shard and not the work.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "engine/cost/figures.h"
@@ -39,9 +40,11 @@ class OpCost {
   // Rows of the output head for `rows` states at once.
   double Score(int64_t rows) const;
 
-  // Replicated tokens. token_keys as above, over all tokens, on this rank.
+  // Replicated tokens. token_keys and tile_keys as above, over all tiles of this rank: consecutive
+  // tokens of one run make tiles of up to token_tile() tokens.
+  int64_t token_tile() const { return std::max<int64_t>(1, f_.large_tile.rows / shape_.group()); }
   double TokenQkv(int64_t tokens, int ranks) const;
-  double TokenAttend(int64_t tokens, double token_keys) const;
+  double TokenAttend(int64_t tokens, double token_keys, double tile_keys) const;
   double TokenOutput(int64_t tokens, int ranks) const;
   double TokenFfn(int64_t tokens, int ranks) const;
   double TokenEnd(int64_t tokens, int ranks) const;

@@ -57,6 +57,10 @@ void ShardedSchedule::Products(bool last) {
 void ShardedSchedule::Attend(bool last) {
   const bool dealt = way_.mode == TokenMode::kDealt;
   if (dealt) StartHoming();
+  if (last && !counts_.any_wanted) {
+    if (dealt) FinishHoming();
+    return;
+  }
   if (way_.strategy == RingStrategy::kPassQ) StartPassQ();
   if (dealt) FinishHoming();
   switch (way_.strategy) {

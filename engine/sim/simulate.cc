@@ -73,7 +73,6 @@ void RunRank(VirtualRank& rank, const std::vector<StepPlan>& plans) {
   for (const StepPlan& plan : plans) {
     RankStepResult step = RunStep(*rank.rank, plan, {});
     rank.result.busy_s += step.prefill_busy_s + step.decode_busy_s;
-    rank.result.wait_s += step.prefill_wait_s + step.decode_wait_s;
     rank.result.work.product_rows += step.work.product_rows;
     rank.result.work.attention_pairs += step.work.attention_pairs;
     rank.result.trace.insert(rank.result.trace.end(), step.trace.begin(), step.trace.end());
@@ -81,6 +80,9 @@ void RunRank(VirtualRank& rank, const std::vector<StepPlan>& plans) {
     if (!step.status.ok()) break;
   }
   const VirtualTraffic traffic = TrafficOf(*rank.comm);
+  // The step's own wait has what the host really waited in it.
+  rank.result.wait_s =
+      std::max(rank.device->stream().now_s(), rank.time.host_s) - rank.result.busy_s;
   rank.result.lane_s = traffic.lane_s;
   rank.result.sent_bytes = traffic.sent_bytes;
 }

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/compute/batch.h"
 #include "engine/cost/figures.h"
 #include "engine/layout/placement_spec.h"
 #include "engine/schedule/way_chooser.h"

@@ -89,16 +89,18 @@ void VirtualDevice::EmbedRows(std::shared_ptr<const RowBatch> batch, const RowBu
 void VirtualDevice::RunLayers(const LayersArgs& args) {
   int64_t finish_rows = args.finish >= 0 ? 0 : -1;
   int64_t project_rows = args.project >= 0 ? 0 : -1;
-  int64_t rows = 0;
   for (const RowTile& tile : args.batch->tiles) {
     if ((tile.chunks & ~args.stopped) == 0) continue;
     const int64_t rounded = cost_.RoundRows(tile.rows);
-    const bool finishes = args.finish >= 0 && (tile.wanted || !args.only_wanted);
-    if (finishes) finish_rows += rounded;
-    if (args.project >= 0) project_rows += rounded;
-    if (finishes) rows += tile.rows;
+    if (args.finish >= 0 && (tile.wanted || !args.only_wanted)) {
+      finish_rows += rounded;
+      counters_.product_rows += tile.rows;
+    }
+    if (args.project >= 0) {
+      project_rows += rounded;
+      counters_.product_rows += tile.rows;
+    }
   }
-  counters_.product_rows += rows;
   RunOp(OpKind::kLayers, args.project >= 0 ? args.project : args.finish,
         cost_.Layers(finish_rows, project_rows));
 }
@@ -196,13 +198,24 @@ size_t VirtualDevice::TokenBytes(TokenStage stage, int64_t tokens, int ranks) co
 
 void VirtualDevice::BeginTokens(std::shared_ptr<const TokenBatch> batch) {
   tokens_ = std::move(batch);
-  token_keys_ = 0;
-  token_pairs_ = 0;
-  for (int64_t visible : tokens_->visible) {
-    token_keys_ += static_cast<double>(RoundToPages(visible));
-    token_pairs_ += visible;
-  }
+  CountTokens();
   RunOp(OpKind::kEmbed, -1, cost_.Embed(tokens_->tokens()));
+}
+
+void VirtualDevice::CountTokens() {
+  token_keys_ = token_tile_keys_ = 0;
+  token_pairs_ = 0;
+  const std::vector<int64_t>& visible = tokens_->visible;
+  int64_t in_tile = 0;
+  for (size_t t = 0; t < visible.size(); ++t) {
+    token_keys_ += static_cast<double>(RoundToPages(visible[t]));
+    token_pairs_ += visible[t];
+    const bool ends_tile = ++in_tile == cost_.token_tile() || t + 1 == visible.size() ||
+                           tokens_->run[t + 1] != tokens_->run[t];
+    if (!ends_tile) continue;
+    token_tile_keys_ += static_cast<double>(RoundToPages(visible[t]));
+    in_tile = 0;
+  }
 }
 
 void VirtualDevice::TokenQkv(int layer, std::byte*) {
@@ -211,7 +224,8 @@ void VirtualDevice::TokenQkv(int layer, std::byte*) {
 
 void VirtualDevice::TokenAttend(int layer, const std::byte*, std::byte*) {
   counters_.attention_pairs += token_pairs_;
-  RunOp(OpKind::kTokenAttend, layer, cost_.TokenAttend(tokens_->tokens(), token_keys_));
+  RunOp(OpKind::kTokenAttend, layer,
+        cost_.TokenAttend(tokens_->tokens(), token_keys_, token_tile_keys_));
 }
 
 void VirtualDevice::TokenOutput(int layer, const std::byte*, std::byte*) {

@@ -78,6 +78,7 @@ class VirtualDevice : public Device {
     return (keys + shape_.page_tokens - 1) / shape_.page_tokens * shape_.page_tokens;
   }
   AttendWork Count(const AttendArgs& args) const;
+  void CountTokens();
   void RunOp(OpKind kind, int layer, double seconds, int64_t bytes = 0);
 
   const ModelShape shape_;
@@ -89,8 +90,8 @@ class VirtualDevice : public Device {
   // A batch is the same in every layer: whole batches are counted once.
   std::unordered_map<const AttendBatch*, AttendWork> counted_;
   std::shared_ptr<const TokenBatch> tokens_;
-  double token_keys_ = 0;    // of tokens_
-  int64_t token_pairs_ = 0;  // likewise
+  double token_keys_ = 0, token_tile_keys_ = 0;  // of tokens_, see OpCost::TokenAttend
+  int64_t token_pairs_ = 0;                      // likewise
   // Buffers may be freed after their device.
   std::shared_ptr<std::unordered_map<std::string, Usage>> memory_;
 };

@@ -155,8 +155,12 @@ TEST(ChunkCounts, ReplicatedTokensSeeWholePages) {
   chunk.spans = {{5, 7}};
   // Positions 0..3 lie on rank 0, 4..7 on rank 1. Position 5 sees 4 and 2 keys, position 6 sees 4
   // and 3.
-  EXPECT_THAT(CountReplicatedKeys(chunk, placement, 4), testing::ElementsAre(8.0, 8.0));
-  EXPECT_THAT(CountReplicatedKeys(chunk, placement, 1), testing::ElementsAre(8.0, 5.0));
+  std::vector<AttendCount> counts = CountReplicated(chunk, placement, 4, 1);
+  ExpectEqual(counts[0], {8, 8}, "rank 0");
+  ExpectEqual(counts[1], {8, 8}, "rank 1");
+  counts = CountReplicated(chunk, placement, 1, 2);
+  ExpectEqual(counts[0], {8, 4}, "rank 0");
+  ExpectEqual(counts[1], {5, 3}, "rank 1");
 }
 
 }  // namespace

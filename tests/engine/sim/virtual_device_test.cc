@@ -101,7 +101,7 @@ TEST(VirtualDevice, LayersCostTheirWeightsAndRowTiles) {
   EXPECT_DOUBLE_EQ(rank.Took(), 8.0 + 4.0);
   RunLayers(rank, batch, {.finish = 0, .project = 1, .stopped = 1});
   EXPECT_DOUBLE_EQ(rank.Took(), 8.0 + 4.0 + 4.0 + 2.0);
-  EXPECT_EQ(rank.device.TakeCounters().product_rows, 5 + 1 + 1);
+  EXPECT_EQ(rank.device.TakeCounters().product_rows, 5 + 2 * 5 + 1 + 2 * 1);
 }
 
 TEST(VirtualDevice, AttentionCostsVisiblePagesAndCountsPairs) {
@@ -155,6 +155,7 @@ TEST(VirtualDevice, ReplicatedTokensCostASliceOfEachMatrix) {
   batch->token = {1, 2};
   batch->position = {7, 7};
   batch->visible = {3, 4};
+  batch->run = {0, 0};
   rank.device.BeginTokens(batch);
   rank.Took();
   rank.device.TokenQkv(0, nullptr);
