@@ -50,7 +50,7 @@ absl::StatusOr<DoneEvent> RunOnce(Engine& engine, const Options& o, uint32_t see
     ready = true;
   }));
   while (true) {
-    if (std::optional<Event> event = outbox->TryPop()) {
+    if (std::optional<RequestEvent> event = outbox->TryPop()) {
       if (auto* failed = std::get_if<FailedEvent>(&*event)) return failed->status;
       if (auto* done = std::get_if<DoneEvent>(&*event)) return *done;
       continue;
