@@ -1,15 +1,48 @@
 #include "tests/engine/comm/transports.h"
 
+#include <atomic>
 #include <cstring>
+#include <thread>
 #include <utility>
 
 #include "engine/comm/local.h"
+#include "engine/comm/tcp/tcp.h"
 
 namespace ringfill {
+namespace {
+
+// Ranks of this process that talk over loopback.
+std::vector<std::unique_ptr<Communicator>> MakeTcpGroup(int ranks) {
+  static std::atomic<uint64_t> epoch{0};
+  const Secret secret = Secret::Random();
+  TcpGroupOptions options;
+  options.epoch = ++epoch;
+  options.secret = &secret;
+  options.deadline = Soon();
+  std::vector<std::unique_ptr<Listener>> listeners;
+  for (int rank = 0; rank < ranks; ++rank) {
+    listeners.push_back(Listener::Bind().value());
+    options.members.push_back(listeners.back()->address());
+  }
+  std::vector<std::unique_ptr<Communicator>> ends(ranks);
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      TcpGroupOptions own = options;
+      own.rank = rank;
+      ends[rank] = FormTcpGroup(*listeners[rank], own).value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ends;
+}
+
+}  // namespace
 
 const std::vector<Transport>& AllTransports() {
   static const std::vector<Transport> transports = {
       {"local", [](int ranks) { return MakeLocalGroup(ranks); }},
+      {"tcp", MakeTcpGroup},
   };
   return transports;
 }
