@@ -55,14 +55,16 @@ void Scheduler::PlanDecodes(StepPlan& plan) {
     prefilling |= !sequence.Holes().empty();
     if (sequence.decodes() && !sequence.paused) ready.push_back(&sequence);
   }
-  // When not all have a place, those go first that have waited longest.
   const size_t places =
       options_.strict ? kMaxChunksPerStep - (prefilling ? 1 : 0) : kMaxDecodesPerStep;
   if (ready.size() > places) {
-    std::stable_sort(ready.begin(), ready.end(), [](const Sequence* a, const Sequence* b) {
-      return a->served_step < b->served_step;
+    // They take turns, beginning behind the one that came last.
+    const auto next = std::find_if(ready.begin(), ready.end(), [this](const Sequence* sequence) {
+      return sequence->id() > last_decoded_;
     });
+    std::rotate(ready.begin(), next, ready.end());
     ready.resize(places);
+    last_decoded_ = ready.back()->id();
     std::sort(ready.begin(), ready.end(),
               [](const Sequence* a, const Sequence* b) { return a->id() < b->id(); });
   }
@@ -72,7 +74,6 @@ void Scheduler::PlanDecodes(StepPlan& plan) {
       starved_.push_back(sequence->id());
       continue;
     }
-    sequence->served_step = step_;
     if (options_.strict) {
       plan.chunks.push_back(MakeChunk(*sequence, SpanSet({position, position + 1}), plan));
       continue;

@@ -140,6 +140,7 @@ class Scheduler {
   std::vector<SequenceId> starved_;
   std::map<SequenceId, SpanSet> in_flight_;  // of the last plan, until it is committed
   std::set<SequenceId> unfit_;               // named by Regroup and still here
+  SequenceId last_decoded_ = 0;              // of a step that had no place for all
   uint64_t step_ = 0;
   int64_t recomputed_ = 0;
 

@@ -73,7 +73,6 @@ class Sequence {
                  std::span<const std::unique_ptr<PageAllocator>> allocators);
 
   bool paused = false;
-  uint64_t served_step = 0;  // the last step that decoded it
 
  private:
   void TakeValid();
