@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/request/retry.h"
 #include "server/text.h"
 
 namespace ringfill {
@@ -41,8 +42,10 @@ EngineCall::~EngineCall() { services_.calls.Remove(this); }
 void EngineCall::Start(size_t request_bytes, Convert convert) {
   self_ = shared_from_this();
   if (!services_.calls.TryAdd(self_)) {
-    return End(absl::ResourceExhaustedError(
-        Concat("all ", kMaxOpenCalls, " calls that may be open are; try again later")));
+    return End(
+        WithRetryAfter(absl::ResourceExhaustedError(Concat(
+                           "all ", kMaxOpenCalls, " calls that may be open are; try again later")),
+                       kRetrySoon));
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -52,8 +55,10 @@ void EngineCall::Start(size_t request_bytes, Convert convert) {
   // `this` stays alive: the call cannot end while the operation is under way.
   if (services_.conversions.TryPost([this, convert] { ConvertAndSubmit(convert); })) return;
   ConvertAndSubmit([] {
-    return absl::ResourceExhaustedError(
-        Concat(kMaxWaitingConversions, " long prompts are being read; try again later"));
+    return WithRetryAfter(
+        absl::ResourceExhaustedError(
+            Concat(kMaxWaitingConversions, " long prompts are being read; try again later")),
+        kRetrySoon);
   });
 }
 
