@@ -101,7 +101,9 @@ void ShardedSchedule::FinishHoming() {
     store(r, r);
     for (int k = 1; k < n(); ++k) {
       const int source = Beyond(r, -k);
-      if (count(source).rows_home[static_cast<size_t>(r)] > 0) {
+      // An exchange that only sends is waited for as well: the outbox is written again.
+      if (count(source).rows_home[static_cast<size_t>(r)] > 0 ||
+          count(r).rows_home[static_cast<size_t>(Beyond(r, k))] > 0) {
         times_.Wait(r, homing_[static_cast<size_t>(k)]);
       }
       store(r, source);
