@@ -177,6 +177,30 @@ TEST(CpuDeviceTest, OtherGeometries) {
   }
 }
 
+// One token over many pages: threads share its KV and their states merge.
+TEST(CpuDeviceTest, TokensSplitALongRunOverThreads) {
+  TinyModelOptions tiny;
+  tiny.kv_heads = 1;
+  const auto model = LoadModelOrDie(WriteTinyModel(tiny));
+  const std::vector<TokenId> tokens = RandomTokens(602, 6);
+  const auto want = ReferenceLogits(*model, tokens);
+  for (const int ranks : {1, 2}) {
+    RawRingOptions options;
+    options.ranks = ranks;
+    options.threads = 4;
+    options.make_stream = LateStreams(7);
+    RawRing ring(model, options);
+    RawSequence sequence = ring.NewSequence();
+    ring.Prefill({{&sequence, Part(tokens, 0, 600)}});
+    for (size_t t = 600; t < 602; ++t) {
+      const auto rows = ring.Replicate({{&sequence, {tokens[t]}}})[0];
+      for (size_t v = 0; v < rows.logits[0].size(); ++v) {
+        ASSERT_NEAR(rows.logits[0][v], want[t][v], 1e-3) << "position " << t;
+      }
+    }
+  }
+}
+
 // What strict numerics rest on: the final state of a row has equal bits whatever its batch.
 TEST(CpuDeviceTest, BitsOfARowDoNotDependOnItsBatch) {
   const auto model = LoadModelOrDie(WriteTinyModel({}));
