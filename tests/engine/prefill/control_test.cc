@@ -5,7 +5,7 @@
 #include <cstring>
 #include <string>
 
-#include "tests/engine/prefill/pass_test_model.h"
+#include "tests/testing/pass_test_model.h"
 
 namespace ringfill {
 namespace {

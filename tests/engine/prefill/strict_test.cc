@@ -1,7 +1,7 @@
 // Position order and fixed product tiles: equal bits whatever the ranks, chunks and neighbours.
 #include <cstring>
 
-#include "tests/engine/prefill/pass_test_model.h"
+#include "tests/testing/pass_test_model.h"
 
 namespace ringfill {
 namespace {

@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/engine/prefill/pass_test_model.h"
+#include "tests/testing/pass_test_model.h"
 
 namespace ringfill {
 namespace {
