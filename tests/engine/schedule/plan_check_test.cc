@@ -126,6 +126,11 @@ TEST(PlanCheckTest, OrderedStrategyNeedsWholePages) {
   plan.chunks[0].strategy = RingStrategy::kOrdered;
   EXPECT_TRUE(CheckPlan(plan, kLimits).ok());
   plan.placements[0].stripe_tokens = 24;
+  PageId unused = 80;
+  for (PrefillChunk& chunk : plan.chunks) {
+    for (auto& pages : chunk.pages) pages.push_back(unused++);
+  }
+  for (auto& pages : plan.decodes[0].pages) pages.push_back(unused++);
   EXPECT_THAT(Refusal(plan), HasSubstr("chunks[0].strategy"));
 }
 
