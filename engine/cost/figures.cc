@@ -4,8 +4,8 @@
 
 namespace ringfill {
 
-ModelShape ModelShape::Of(const ModelConfig& config, double stored_weight_bytes,
-                          int64_t kv_element_bytes, int64_t page_tokens) {
+ModelShape ModelShape::Of(const Model& model, int64_t kv_element_bytes, int64_t page_tokens) {
+  const ModelConfig& config = model.config();
   ModelShape shape;
   shape.layers = config.layers;
   shape.width = config.width;
@@ -14,7 +14,14 @@ ModelShape ModelShape::Of(const ModelConfig& config, double stored_weight_bytes,
   shape.kv_heads = config.kv_heads;
   shape.head_dim = config.head_dim;
   shape.vocab = config.vocab;
-  shape.stored_weight_bytes = stored_weight_bytes;
+  double bytes = 0;
+  for (const LayerWeights& w : model.layers()) {
+    for (const WeightMatrix* m : {&w.q, &w.k, &w.v, &w.o, &w.gate, &w.up, &w.down}) {
+      bytes += static_cast<double>(m->rows) * static_cast<double>(WeightRowBytes(m->type, m->cols));
+    }
+  }
+  shape.stored_weight_bytes = bytes / static_cast<double>(shape.layers) /
+                              static_cast<double>(shape.project_weights() + shape.finish_weights());
   shape.kv_element_bytes = kv_element_bytes;
   shape.page_tokens = page_tokens;
   return shape;

@@ -31,8 +31,7 @@ struct ModelShape {
   int64_t project_weights() const { return width * (q_width() + 2 * kv_width()); }
   int64_t finish_weights() const { return q_width() * width + 3 * ffn_width * width; }
 
-  static ModelShape Of(const ModelConfig& config, double stored_weight_bytes,
-                       int64_t kv_element_bytes, int64_t page_tokens);
+  static ModelShape Of(const Model& model, int64_t kv_element_bytes, int64_t page_tokens);
 };
 
 // All of one rank, with every thread or multiprocessor that it has.

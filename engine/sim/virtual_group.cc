@@ -19,6 +19,8 @@ struct Job {
   bool gather = false;
   int to = 0, from = 0;
   int64_t send_bytes = 0, recv_bytes = 0;
+  const std::byte* gather_from = nullptr;
+  std::byte* gather_into = nullptr;
   double earliest_s = 0;  // the host's time and all events waited for
   bool posted = false;    // ready and known to its peers
   double ready_s = 0;     // then
@@ -33,8 +35,9 @@ using JobPtr = std::shared_ptr<Job>;
 
 class Group {
  public:
-  explicit Group(const Figures& figures)
+  Group(const Figures& figures, const VirtualGroupOptions& options)
       : figures_(figures),
+        options_(options),
         lanes_(static_cast<size_t>(figures.ranks())),
         senders_(figures.links.size()),
         receivers_(figures.links.size()) {}
@@ -166,6 +169,14 @@ class Group {
     }
   }
 
+  void CopyParts(const Job& to) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    std::byte* at = to.gather_into;
+    for (const Lane& lane : lanes_) {
+      const Job& from = *lane.jobs.front();
+      at = std::copy_n(from.gather_from, from.send_bytes, at);
+    }
+  }
+
   // True when an all-gather of all ranks could begin.
   bool Gather() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     double begin = 0;
@@ -177,13 +188,17 @@ class Group {
     }
     const int64_t bytes = lanes_.front().jobs.front()->send_bytes;
     const double moving = figures_.GatherSeconds(bytes);
-    for (Lane& lane : lanes_) {
-      Job& job = *lane.jobs.front();
+    for (const Lane& lane : lanes_) {
+      const Job& job = *lane.jobs.front();
       if (job.send_bytes != bytes) {
         AbortLocked(absl::DataLossError(absl::StrCat("rank ", job.rank, " gathers ", job.send_bytes,
                                                      " bytes, rank 0 ", bytes)));
         return false;
       }
+    }
+    for (Lane& lane : lanes_) {
+      Job& job = *lane.jobs.front();
+      if (options_.gathers_move_bytes) CopyParts(job);
       job.sent = job.received = true;
       job.end_s = begin + moving;
       job.moving_s = moving;
@@ -192,6 +207,7 @@ class Group {
   }
 
   const Figures figures_;
+  const VirtualGroupOptions options_;
   Mutex mutex_;
   CondVar changed_;
   absl::Status abort_status_ ABSL_GUARDED_BY(mutex_);
@@ -248,6 +264,8 @@ class VirtualCommunicator final : public Communicator {
     job->label = args.label;
     job->gather = true;
     job->send_bytes = static_cast<int64_t>(args.send.size());
+    job->gather_from = args.send.data();
+    job->gather_into = args.recv.data();
     traffic_.sent_bytes += job->send_bytes * (size() - 1);
     return Start(std::move(job), args.after, args.deadline);
   }
@@ -311,9 +329,10 @@ class VirtualCommunicator final : public Communicator {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> MakeVirtualGroup(const Figures& figures,
-                                                            const std::vector<RankTime*>& times) {
+                                                            const std::vector<RankTime*>& times,
+                                                            const VirtualGroupOptions& options) {
   RF_CHECK(static_cast<int>(times.size()) == figures.ranks());
-  auto group = std::make_shared<Group>(figures);
+  auto group = std::make_shared<Group>(figures, options);
   std::vector<std::unique_ptr<Communicator>> out;
   for (int rank = 0; rank < figures.ranks(); ++rank) {
     out.push_back(
