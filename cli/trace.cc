@@ -4,11 +4,11 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/output_file.h"
 #include "base/status.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/format.h"
-#include "cli/output_file.h"
 #include "cli/progress.h"
 
 namespace ringfill::cli {

@@ -1,4 +1,4 @@
-#include "cli/output_file.h"
+#include "base/output_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 
 #include "absl/strings/str_cat.h"
 
-namespace ringfill::cli {
+namespace ringfill {
 
 absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(const std::string& path) {
   struct stat there;
@@ -54,4 +54,4 @@ absl::Status OutputFile::Commit() {
   return absl::OkStatus();
 }
 
-}  // namespace ringfill::cli
+}  // namespace ringfill

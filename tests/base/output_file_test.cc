@@ -1,4 +1,4 @@
-#include "cli/output_file.h"
+#include "base/output_file.h"
 
 #include <unistd.h>
 
@@ -10,7 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
-namespace ringfill::cli {
+namespace ringfill {
 namespace {
 
 using ::testing::HasSubstr;
@@ -74,4 +74,4 @@ TEST_F(OutputFileTest, NamesWhatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace ringfill::cli
+}  // namespace ringfill

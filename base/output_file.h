@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "absl/status/statusor.h"
+#include "base/status.h"
 
-namespace ringfill::cli {
+namespace ringfill {
 
 // Written beside its place and moved there by Commit; without it, the destructor removes what was
 // written. What is there and no regular file (a pipe, /dev/null) is written to directly.
@@ -37,4 +37,4 @@ class OutputFile {
   int64_t bytes_ = 0;
 };
 
-}  // namespace ringfill::cli
+}  // namespace ringfill
