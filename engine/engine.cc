@@ -16,6 +16,16 @@ namespace {
 
 constexpr int kSpinRounds = 2000;
 
+ThreadWorkersOptions ThreadOptionsOf(const EngineInfo& info, const EngineOptions& options) {
+  ThreadWorkersOptions out;
+  out.model = {.dtype = info.dtype,
+               .kv_dtype = info.kv_dtype,
+               .isa = options.isa,
+               .page_tokens = options.page_tokens,
+               .expanded_weight_bytes = options.expanded_weight_bytes};
+  return out;
+}
+
 }  // namespace
 
 // Members are destroyed in the reverse of this order: the leader stops first.
@@ -73,13 +83,7 @@ absl::Status Engine::Impl::MakeWorkers() {
     RF_ASSIGN_OR_RETURN(workers_, options_.workers(spec, info_));
     return absl::OkStatus();
   }
-  const ThreadWorkersOptions threads{
-      .model = {.dtype = info_.dtype,
-                .kv_dtype = info_.kv_dtype,
-                .isa = options_.isa,
-                .page_tokens = options_.page_tokens,
-                .expanded_weight_bytes = options_.expanded_weight_bytes},
-      .streams = options_.streams};
+  const ThreadWorkersOptions threads = ThreadOptionsOf(info_, options_);
   RF_ASSIGN_OR_RETURN(workers_, MakeThreadWorkers(spec, model_, threads));
   return absl::OkStatus();
 }

@@ -15,7 +15,6 @@
 #include "engine/layout/layouts.h"
 #include "engine/model/model.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/stream/host_stream.h"
 #include "engine/worker/workers.h"
 
 namespace ringfill {
@@ -68,8 +67,6 @@ struct EngineOptions {
 
   WorkersFactory workers;  // empty: ranks are threads of this process
   StepFault fault;         // for tests of failure, with ranks as threads
-  // For tests of the asynchronous seam, with ranks as threads: see ThreadWorkersOptions.
-  std::function<HostStreamFactory(int rank)> streams;
 };
 
 // What the engine settled on, for logs and GetStatus.

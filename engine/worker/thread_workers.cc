@@ -18,6 +18,7 @@ class ThreadWorkers final : public Workers {
   ThreadWorkers(const WorkersSpec& spec, std::shared_ptr<const Model> model,
                 const ThreadWorkersOptions& options);
   ~ThreadWorkers() override;
+  absl::Status Start();
 
   int ranks() const override { return static_cast<int>(ranks_.size()); }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
@@ -32,15 +33,23 @@ class ThreadWorkers final : public Workers {
     std::unique_ptr<Communicator> comm;
     std::unique_ptr<Rank> rank;
     std::thread thread;
+    bool lost = false;  // written by its thread while a step runs
   };
 
-  void RankLoop(int index);
-  void RunOne(int index, const StepPlan& plan, const StepControl& control, RankStepResult& result);
+  void RankLoop(RankThread& at);
+  RankStepResult RunOne(RankThread& at, const StepPlan& plan, const StepControl& control);
+
+  using Ends = std::vector<std::unique_ptr<Communicator>>;
+  absl::StatusOr<Ends> MakeEnds(uint64_t epoch) const {
+    if (make_group_) return make_group_(ranks(), epoch);
+    return MakeLocalGroup(ranks(), clock_);
+  }
 
   const StepFault fault_;
   const Clock& clock_;
+  const std::function<absl::StatusOr<Ends>(int, uint64_t)> make_group_;
   CpuModel model_;
-  std::vector<RankThread> ranks_;
+  std::vector<std::unique_ptr<RankThread>> ranks_;  // of this epoch
 
   Mutex mutex_;
   CondVar step_published_;
@@ -64,28 +73,30 @@ ThreadWorkers::ThreadWorkers(const WorkersSpec& spec, std::shared_ptr<const Mode
                              const ThreadWorkersOptions& options)
     : fault_(spec.fault),
       clock_(*spec.clock),
+      make_group_(options.make_group),
       model_(std::move(model), SharedModelOptions(spec, options), *spec.clock),
       ranks_(static_cast<size_t>(spec.ranks)) {
-  std::vector<std::unique_ptr<Communicator>> ends = MakeLocalGroup(spec.ranks, clock_);
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    RankThread& at = ranks_[r];
-    CpuDeviceOptions device{.pages = spec.pages_per_rank,
-                            .threads = spec.threads_per_rank,
-                            .spin_rounds = spec.spin_rounds};
-    if (options.streams) device.make_stream = options.streams(static_cast<int>(r));
-    at.device = std::make_unique<CpuDevice>(model_, device);
-    at.comm = std::move(ends[r]);
-    at.comm->TraceTo(&at.device->trace());
+  for (auto& slot : ranks_) {
+    slot = std::make_unique<RankThread>();
+    RankThread& at = *slot;
+    at.device =
+        std::make_unique<CpuDevice>(model_, CpuDeviceOptions{.pages = spec.pages_per_rank,
+                                                             .threads = spec.threads_per_rank,
+                                                             .spin_rounds = spec.spin_rounds,
+                                                             .make_stream = options.make_stream});
     at.rank = std::make_unique<Rank>(RankOptions{.model = model_.config(),
                                                  .geometry = model_.geometry(),
                                                  .clock = &clock_,
                                                  .min_round_timeout = spec.min_round_timeout,
                                                  .gather_bytes = spec.gather_bytes},
-                                     *at.device, at.comm.get());
+                                     *at.device, nullptr);
   }
-  for (size_t r = 0; r < ranks_.size(); ++r) {
-    ranks_[r].thread = std::thread([this, r] { RankLoop(static_cast<int>(r)); });
-  }
+}
+
+absl::Status ThreadWorkers::Start() {
+  RF_RETURN_IF_ERROR(Reform(1).status());
+  for (auto& at : ranks_) at->thread = std::thread([this, &rank = *at] { RankLoop(rank); });
+  return absl::OkStatus();
 }
 
 ThreadWorkers::~ThreadWorkers() {
@@ -94,33 +105,46 @@ ThreadWorkers::~ThreadWorkers() {
     stop_ = true;
     step_published_.SignalAll();
   }
-  for (RankThread& at : ranks_) at.thread.join();
+  for (auto& at : ranks_) {
+    if (at->thread.joinable()) at->thread.join();
+  }
 }
 
-absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t) {
-  std::vector<std::unique_ptr<Communicator>> ends = MakeLocalGroup(ranks(), clock_);
-  // The old group's ends go together, before their devices start anew.
-  for (RankThread& at : ranks_) at.comm.swap(ends[static_cast<size_t>(&at - ranks_.data())]);
-  ends.clear();
-  for (RankThread& at : ranks_) {
+absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch) {
+  // The old group's ends go together.
+  for (auto& at : ranks_) at->comm.reset();
+  std::vector<int> from;
+  std::vector<std::unique_ptr<RankThread>> left;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    if (ranks_[r]->lost) {
+      ranks_[r]->thread.join();
+      continue;
+    }
+    from.push_back(static_cast<int>(r));
+    left.push_back(std::move(ranks_[r]));
+  }
+  ranks_ = std::move(left);
+  if (ranks_.empty()) return absl::UnavailableError("every rank is lost");
+  RF_ASSIGN_OR_RETURN(Ends ends, MakeEnds(epoch));
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    RankThread& at = *ranks_[r];
+    at.comm = std::move(ends[r]);
     at.comm->TraceTo(&at.device->trace());
     at.rank->Join(at.comm.get());
     at.device->Recover();
   }
   model_.StartEpoch(ranks());
-  std::vector<int> from(ranks_.size());
-  std::iota(from.begin(), from.end(), 0);
   return from;
 }
 
 void ThreadWorkers::Trace(bool on) {
-  for (RankThread& at : ranks_) at.device->trace().Enable(on);
+  for (auto& at : ranks_) at->device->trace().Enable(on);
 }
 
 std::vector<Device::MemoryUse> ThreadWorkers::Memory() {
   std::map<std::string, Device::MemoryUse> sums;
-  for (const RankThread& at : ranks_) {
-    for (const Device::MemoryUse& use : at.device->Memory()) {
+  for (const auto& at : ranks_) {
+    for (const Device::MemoryUse& use : at->device->Memory()) {
       Device::MemoryUse& sum = sums[use.what];
       sum.what = use.what;
       sum.bytes += use.bytes;
@@ -146,26 +170,25 @@ std::vector<RankStepResult> ThreadWorkers::Run(const StepPlan& plan, const StepC
   return results;
 }
 
-void ThreadWorkers::RunOne(int index, const StepPlan& plan, const StepControl& control,
-                           RankStepResult& result) {
-  RankThread& at = ranks_[static_cast<size_t>(index)];
-  if (fault_) result.status = fault_(index, plan.step);
-  if (result.status.ok()) {
-    result = RunStep(*at.rank, plan, control);
-  }
+RankStepResult ThreadWorkers::RunOne(RankThread& at, const StepPlan& plan,
+                                     const StepControl& control) {
+  RankStepResult result;
+  if (fault_) result.status = fault_(at.rank->index(), plan.step);
+  if (absl::IsUnavailable(result.status)) at.lost = true;
+  if (result.status.ok()) result = RunStep(*at.rank, plan, control);
   if (!result.status.ok()) {
     // Peers that wait for this rank must learn at once.
     at.comm->Abort(result.status);
     at.device->Abort(result.status);
   }
+  return result;
 }
 
-void ThreadWorkers::RankLoop(int index) {
+void ThreadWorkers::RankLoop(RankThread& at) {
   uint64_t seen = 0;
-  while (true) {
+  while (!at.lost) {
     const StepPlan* plan;
     const StepControl* control;
-    RankStepResult* result;
     {
       MutexLock lock(&mutex_);
       while (!stop_ && generation_ == seen) step_published_.Wait(&mutex_);
@@ -173,10 +196,10 @@ void ThreadWorkers::RankLoop(int index) {
       seen = generation_;
       plan = plan_;
       control = control_;
-      result = &(*results_)[static_cast<size_t>(index)];
     }
-    RunOne(index, *plan, *control, *result);
+    RankStepResult result = RunOne(at, *plan, *control);
     MutexLock lock(&mutex_);
+    (*results_)[static_cast<size_t>(at.rank->index())] = std::move(result);
     if (--running_ == 0) step_finished_.Signal();
   }
 }
@@ -186,7 +209,9 @@ void ThreadWorkers::RankLoop(int index) {
 absl::StatusOr<std::unique_ptr<Workers>> MakeThreadWorkers(const WorkersSpec& spec,
                                                            std::shared_ptr<const Model> model,
                                                            const ThreadWorkersOptions& options) {
-  return std::make_unique<ThreadWorkers>(spec, std::move(model), options);
+  auto workers = std::make_unique<ThreadWorkers>(spec, std::move(model), options);
+  RF_RETURN_IF_ERROR(workers->Start());
+  return workers;
 }
 
 }  // namespace ringfill

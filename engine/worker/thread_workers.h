@@ -2,9 +2,12 @@
 // weights.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "base/status.h"
+#include "engine/comm/communicator.h"
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/model/model.h"
 #include "engine/stream/host_stream.h"
@@ -14,8 +17,11 @@ namespace ringfill {
 
 struct ThreadWorkersOptions {
   CpuModelOptions model;  // ranks and strict are the spec's
-  // Tests bring streams that run their operations late.
-  std::function<HostStreamFactory(int rank)> streams;
+  // Tests bring streams that run their operations late, and other transports than `local`.
+  HostStreamFactory make_stream = MakeInlineStream;
+  std::function<absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>(int ranks,
+                                                                           uint64_t epoch)>
+      make_group;
 };
 
 absl::StatusOr<std::unique_ptr<Workers>> MakeThreadWorkers(const WorkersSpec& spec,

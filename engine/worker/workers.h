@@ -46,8 +46,8 @@ class Workers {
   virtual std::vector<Device::MemoryUse> Memory() = 0;
 };
 
-// For tests of failure: asked by each rank before each step; a status that is not OK fails the
-// rank's step.
+// For tests of failure, with ranks as threads: asked by each rank before each step. A status that is
+// not OK fails the rank's step; UNAVAILABLE means that the rank is lost for good.
 using StepFault = std::function<absl::Status(int rank, uint64_t step)>;
 
 // What the engine wants of its ranks.

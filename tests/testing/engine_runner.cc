@@ -95,6 +95,22 @@ EngineRunner::EngineRunner(const std::string& model_path, const EngineOptions& o
     : EngineRunner(LoadModelOrDie(model_path), LoadTokenizerOrDie(*LoadModelOrDie(model_path)),
                    options) {}
 
+WorkersFactory EngineRunner::ThreadsWith(std::shared_ptr<const Model> model,
+                                         const EngineOptions& options,
+                                         std::function<void(ThreadWorkersOptions&)> change) {
+  return [model, isa = options.isa, expanded = options.expanded_weight_bytes, change](
+             const WorkersSpec& spec, const EngineInfo& info) {
+    ThreadWorkersOptions threads;
+    threads.model = {.dtype = info.dtype,
+                     .kv_dtype = info.kv_dtype,
+                     .isa = isa,
+                     .page_tokens = info.page_tokens,
+                     .expanded_weight_bytes = expanded};
+    change(threads);
+    return MakeThreadWorkers(spec, model, threads);
+  };
+}
+
 Outcome EngineRunner::Run(Request request) {
   auto client = Client::Start(*engine_, std::move(request));
   if (!client.ok()) {

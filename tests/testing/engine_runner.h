@@ -1,12 +1,14 @@
 // An engine with its model and tokenizer, and a way to run requests to their end.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/metrics.h"
 #include "engine/engine.h"
+#include "engine/worker/thread_workers.h"
 #include "tests/testing/load_model.h"
 
 namespace ringfill {
@@ -45,6 +47,12 @@ class Client {
 
 class EngineRunner {
  public:
+  // A factory of thread workers with streams or a transport of the test's choice. `model` as in the
+  // constructor; `options` as the engine's are.
+  static WorkersFactory ThreadsWith(std::shared_ptr<const Model> model,
+                                    const EngineOptions& options,
+                                    std::function<void(ThreadWorkersOptions&)> change);
+
   EngineRunner(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
                const EngineOptions& options);
   // Loads a model file; aborts the test process when that fails.
