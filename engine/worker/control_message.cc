@@ -106,7 +106,9 @@ class In {
     values.resize(count);
     for (T& value : values) each(*this, value);
   }
-  void Skip() { r = ByteReader(""); }
+  void Skip() {
+    if (r.ok()) r = ByteReader("");
+  }
   absl::Status Finish() { return r.Finish(); }
 
  private:
@@ -236,7 +238,7 @@ absl::StatusOr<ControlMessage> DecodeAs(std::string_view bytes) {
     uint32_t magic = 0;
     in.Number(magic, "magic", kJoinMagic, kJoinMagic);
     in.Number(message.version, "version", uint32_t{0}, ~uint32_t{0});
-    if (magic == kJoinMagic && message.version != kControlVersion) {
+    if (message.version != kControlVersion) {
       in.Skip();
     } else {
       Fields(in, message);

@@ -34,7 +34,7 @@ struct WorkerOptions {
   WantedDType kv_dtype = WantedDType::kAny;
   CpuIsa best_isa = DetectCpuIsa();
   // Where its end of the ring listens; empty: the address that it calls the leader from.
-  std::string data_host;
+  std::string data_host = {};
   // A lost connection is made anew, for as long as a first one is tried.
   bool rejoin = false;
   Duration join_limit = std::chrono::seconds(60);
