@@ -8,7 +8,7 @@ namespace {
 class ThreadTeamTest : public testing::TestWithParam<std::tuple<int, int>> {};
 
 TEST_P(ThreadTeamTest, RunsEveryIndexOnce) {
-  const auto [threads, spin] = GetParam();
+  const int threads = std::get<0>(GetParam()), spin = std::get<1>(GetParam());
   ThreadTeam team(threads, spin);
   EXPECT_EQ(team.size(), threads);
   for (int64_t n : {0, 1, 2, 3, 1000}) {
