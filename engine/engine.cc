@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/log.h"
+#include "engine/cost/measured_chooser.h"
 #include "engine/engine_metrics.h"
 #include "engine/layout/slot_map.h"
 #include "engine/leader.h"
@@ -52,6 +54,7 @@ class Engine::Impl {
 
  private:
   absl::Status MakeWorkers();
+  absl::Status MakeChooser();
   void MakeScheduler();
 
   EngineOptions options_;
@@ -63,6 +66,7 @@ class Engine::Impl {
   Inbox inbox_;
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<WayChooser> rule_;
+  std::unique_ptr<MeasuredChooser> measured_;  // null unless asked for
   std::unique_ptr<WayChooser> chooser_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Leader> leader_;
@@ -88,9 +92,31 @@ absl::Status Engine::Impl::MakeWorkers() {
   return absl::OkStatus();
 }
 
-void Engine::Impl::MakeScheduler() {
+absl::Status Engine::Impl::MakeChooser() {
   rule_ = std::make_unique<RuleChooser>();
-  chooser_ = std::make_unique<ForcedChooser>(options_.mode, options_.strategy, *rule_);
+  if (options_.measure || options_.weigh_by_speed) {
+    const ModelShape shape = ModelShape::Of(
+        *model_, static_cast<int64_t>(DTypeBytes(info_.kv_dtype)), options_.page_tokens);
+    RF_ASSIGN_OR_RETURN(Figures figures, workers_->Measure(shape));
+    Log(LogLevel::kInfo, "the ranks were measured", {{"figures", DescribeFigures(figures)}});
+    if (options_.weigh_by_speed) {
+      options_.rank_weights.clear();
+      for (const DeviceFigures& device : figures.devices) {
+        options_.rank_weights.push_back(device.product_flops_per_s);
+      }
+    }
+    CostOptions cost;
+    cost.shape = shape;
+    cost.gather_bytes = static_cast<int64_t>(options_.gather_bytes);
+    measured_ = std::make_unique<MeasuredChooser>(cost, std::move(figures));
+  }
+  const WayChooser& otherwise =
+      options_.measure ? static_cast<const WayChooser&>(*measured_) : *rule_;
+  chooser_ = std::make_unique<ForcedChooser>(options_.mode, options_.strategy, otherwise);
+  return absl::OkStatus();
+}
+
+void Engine::Impl::MakeScheduler() {
   const std::vector<double> even(static_cast<size_t>(options_.ranks), 1.0);
   scheduler_ = std::make_unique<Scheduler>(
       WeightedSlotMap(options_.rank_weights.empty() ? even : options_.rank_weights), options_.ranks,
@@ -109,6 +135,7 @@ void Engine::Impl::MakeScheduler() {
 absl::Status Engine::Impl::Start() {
   RF_RETURN_IF_ERROR(SettleOptions(model_->config(), options_, info_));
   RF_RETURN_IF_ERROR(MakeWorkers());
+  RF_RETURN_IF_ERROR(MakeChooser());
   MakeScheduler();
   leader_ = std::make_unique<Leader>(LeaderParts{.options = options_,
                                                  .info = info_,
@@ -117,6 +144,7 @@ absl::Status Engine::Impl::Start() {
                                                  .metrics = metrics_,
                                                  .inbox = inbox_,
                                                  .scheduler = *scheduler_,
+                                                 .measured = measured_.get(),
                                                  .workers = *workers_});
   return absl::OkStatus();
 }

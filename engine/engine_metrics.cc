@@ -13,6 +13,8 @@ const std::vector<double> kInterTokenBuckets = {0.001, 0.0025, 0.005, 0.01, 0.02
                                                 0.3,   0.6,    1.2,   2.5,  5,    10,   30,   60};
 const std::vector<double> kRoundBuckets = {0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01,
                                            0.03,    0.1,     0.3,    1,      3,     10,    30};
+const std::vector<double> kPredictionBuckets = {0.25, 0.5,  0.7, 0.8, 0.9, 0.95, 1.05,
+                                                1.1,  1.25, 1.5, 2,   4,   10};
 const std::vector<double> kImbalanceBuckets = {1.01, 1.03, 1.05, 1.1, 1.2, 1.5, 2, 4, 8, 64};
 
 }  // namespace
@@ -36,6 +38,11 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
       imbalance(m.AddHistogram("ringfill_step_imbalance_ratio",
                                "Work of a step's busiest rank over the mean of all ranks",
                                kImbalanceBuckets)),
+      measured_over_predicted(
+          m.AddHistogram("ringfill_step_measured_over_predicted_ratio",
+                         "Seconds of a step that carried only prompt tokens over those that the "
+                         "cost model predicted",
+                         kPredictionBuckets)),
       queue_length(m.AddGauge("ringfill_queue_length", "Requests that wait for admission")),
       running_requests(m.AddGauge("ringfill_running_requests", "Requests being worked on")),
       epoch(m.AddGauge("ringfill_epoch", "How often the ring has formed")),

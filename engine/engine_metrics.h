@@ -44,6 +44,7 @@ struct EngineMetrics {
   Counter& recomputed_tokens;
   Histogram& ring_round_s;
   Histogram& imbalance;
+  Histogram& measured_over_predicted;
   Gauge& queue_length;
   Gauge& running_requests;
   Gauge& epoch;

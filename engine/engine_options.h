@@ -50,6 +50,8 @@ struct EngineOptions {
   std::optional<RingStrategy> strategy;
   // Choose by a cost model fed with figures measured at start; otherwise by a rule.
   bool measure = false;
+  // Give faster ranks more slots, by the same figures; rank_weights is not used then.
+  bool weigh_by_speed = false;
   size_t gather_bytes = size_t{256} << 20;  // most that gather-KV may hold of one layer on a rank
 
   int64_t kv_memory_bytes = 0;          // over all ranks; 0: room for four full contexts, at most a

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "engine/cost/measured_chooser.h"
 #include "engine/engine_metrics.h"
 #include "engine/engine_options.h"
 #include "engine/engine_status.h"
@@ -32,6 +33,7 @@ struct LeaderParts {
   EngineMetrics& metrics;
   Inbox& inbox;
   Scheduler& scheduler;
+  MeasuredChooser* measured;  // null: ways are chosen without a cost model
   Workers& workers;
 };
 
@@ -69,6 +71,7 @@ class Leader {
   void Execute(StepPlan plan);
   void ReportLayer(const StepPlan& plan, int layers_done);
   void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void NotePrediction(const StepPlan& plan, double seconds);
   void NoteImbalance(const std::vector<RankStepResult>& results);
   void AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
                    double seconds);
@@ -92,6 +95,8 @@ class Leader {
   std::vector<double> weights_;  // [ranks] of this epoch; empty: even
   std::optional<Instant> newcomers_since_;
   bool tracing_ = false;
+  double drift_ = 1;  // measured over predicted seconds of steps, a moving average
+  bool drift_reported_ = false;
   double work_most_ = 0,
          work_mean_ = 0;  // operations of the busiest rank and of the mean, all steps
   std::vector<RankStatus> rank_totals_;

@@ -17,6 +17,8 @@ constexpr int kMaxFailuresInARow = 4;
 
 // How long newcomers wait for a moment in which nothing runs.
 constexpr Duration kNewcomerPatience = std::chrono::seconds(30);
+constexpr double kDriftShare = 0.1;
+constexpr double kReportedDrift = 2;
 constexpr size_t kMaxTraceSpans = size_t{1} << 18;  // a rank
 
 bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
@@ -54,6 +56,10 @@ void Leader::Execute(StepPlan plan) {
   if (const bool wanted = trace_wanted_.load(); wanted != tracing_) {
     tracing_ = wanted;
     p_.workers.Trace(wanted);
+  }
+  if (p_.measured != nullptr && !plan.chunks.empty() && LogEnabled(LogLevel::kDebug)) {
+    Log(LogLevel::kDebug, "ways chosen",
+        {{"step", plan.step}, {"options", p_.measured->Explain(plan)}});
   }
   std::vector<const Generation*> of_chunk;
   for (const PrefillChunk& chunk : plan.chunks) {
@@ -94,6 +100,21 @@ void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResul
   }
 }
 
+void Leader::NotePrediction(const StepPlan& plan, double seconds) {
+  if (p_.measured == nullptr) return;
+  const std::optional<double> predicted = p_.measured->PredictSeconds(plan);
+  if (!predicted.has_value() || *predicted <= 0) return;
+  const double ratio = seconds / *predicted;
+  p_.metrics.measured_over_predicted.Observe(ratio);
+  drift_ += kDriftShare * (ratio - drift_);
+  const bool off = drift_ > kReportedDrift || drift_ < 1 / kReportedDrift;
+  if (off && !drift_reported_) {
+    Log(LogLevel::kWarning, "steps take another time than the figures measured at start predict",
+        {{"measured_over_predicted", drift_}});
+  }
+  drift_reported_ = off;
+}
+
 void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
   const ModelConfig& c = p_.model.config();
   const double row = 2.0 * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
@@ -118,6 +139,7 @@ void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>
   p_.metrics.AddStep(results);
   p_.metrics.steps.Increment();
   NoteImbalance(results);
+  NotePrediction(plan, seconds);
   if (!plan.chunks.empty()) p_.metrics.prefill_s.Increment(seconds);
   MutexLock lock(&mutex_);
   for (size_t c = 0; c < plan.chunks.size(); ++c) {
@@ -252,6 +274,7 @@ absl::Status Leader::FormRing() {
   for (const Regrouped::Loss& loss : regrouped.lost) {
     for (const Span& span : loss.spans) lost_tokens += span.size();
   }
+  if (p_.measured != nullptr) p_.measured->Regroup(from);
   std::vector<RankStatus> totals(from.size());
   for (size_t r = 0; r < from.size(); ++r) {
     if (from[r] >= 0) totals[r] = rank_totals_[static_cast<size_t>(from[r])];

@@ -8,10 +8,13 @@
 #include "base/mutex.h"
 #include "engine/comm/local.h"
 #include "engine/compute/cpu/cpu_device.h"
+#include "engine/cost/calibrate.h"
 #include "engine/worker/run_step.h"
 
 namespace ringfill {
 namespace {
+
+constexpr Duration kMeasureLimit = std::chrono::minutes(1);
 
 class ThreadWorkers final : public Workers {
  public:
@@ -24,6 +27,7 @@ class ThreadWorkers final : public Workers {
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
   absl::StatusOr<std::vector<int>> Reform(uint64_t epoch) override;
   bool HasNewcomers() override { return false; }
+  absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
   std::vector<Device::MemoryUse> Memory() override;
 
@@ -36,6 +40,8 @@ class ThreadWorkers final : public Workers {
     bool lost = false;  // written by its thread while a step runs
   };
 
+  using Job = std::function<RankStepResult(RankThread& at)>;
+  std::vector<RankStepResult> RunOnAll(const Job& job);
   void RankLoop(RankThread& at);
   RankStepResult RunOne(RankThread& at, const StepPlan& plan, const StepControl& control);
 
@@ -54,8 +60,7 @@ class ThreadWorkers final : public Workers {
   Mutex mutex_;
   CondVar step_published_;
   CondVar step_finished_;
-  const StepPlan* plan_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  const StepControl* control_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  const Job* job_ ABSL_GUARDED_BY(mutex_) = nullptr;
   std::vector<RankStepResult>* results_ ABSL_GUARDED_BY(mutex_) = nullptr;
   uint64_t generation_ ABSL_GUARDED_BY(mutex_) = 0;
   int running_ ABSL_GUARDED_BY(mutex_) = 0;
@@ -157,17 +162,38 @@ std::vector<Device::MemoryUse> ThreadWorkers::Memory() {
   return out;
 }
 
-std::vector<RankStepResult> ThreadWorkers::Run(const StepPlan& plan, const StepControl& control) {
+std::vector<RankStepResult> ThreadWorkers::RunOnAll(const Job& job) {
   std::vector<RankStepResult> results(ranks_.size());
   MutexLock lock(&mutex_);
-  plan_ = &plan;
-  control_ = &control;
+  job_ = &job;
   results_ = &results;
   running_ = ranks();
   ++generation_;
   step_published_.SignalAll();
   while (running_ > 0) step_finished_.Wait(&mutex_);
   return results;
+}
+
+std::vector<RankStepResult> ThreadWorkers::Run(const StepPlan& plan, const StepControl& control) {
+  return RunOnAll([&](RankThread& at) { return RunOne(at, plan, control); });
+}
+
+absl::StatusOr<Figures> ThreadWorkers::Measure(const ModelShape& shape) {
+  Figures figures;
+  const std::vector<RankStepResult> results = RunOnAll([&](RankThread& at) {
+    CalibrateOptions options;
+    options.shape = shape;
+    options.clock = &clock_;
+    options.deadline = std::chrono::steady_clock::now() + kMeasureLimit;
+    at.device->SetWaitLimit(kMeasureLimit);
+    absl::StatusOr<Figures> measured = MeasureRank(*at.device, *at.comm, options);
+    RankStepResult result;
+    result.status = measured.status();
+    if (measured.ok() && at.rank->index() == 0) figures = *std::move(measured);
+    return result;
+  });
+  for (const RankStepResult& result : results) RF_RETURN_IF_ERROR(result.status);
+  return figures;
 }
 
 RankStepResult ThreadWorkers::RunOne(RankThread& at, const StepPlan& plan,
@@ -187,17 +213,15 @@ RankStepResult ThreadWorkers::RunOne(RankThread& at, const StepPlan& plan,
 void ThreadWorkers::RankLoop(RankThread& at) {
   uint64_t seen = 0;
   while (!at.lost) {
-    const StepPlan* plan;
-    const StepControl* control;
+    const Job* job;
     {
       MutexLock lock(&mutex_);
       while (!stop_ && generation_ == seen) step_published_.Wait(&mutex_);
       if (stop_) return;
       seen = generation_;
-      plan = plan_;
-      control = control_;
+      job = job_;
     }
-    RankStepResult result = RunOne(at, *plan, *control);
+    RankStepResult result = (*job)(at);
     MutexLock lock(&mutex_);
     (*results_)[static_cast<size_t>(at.rank->index())] = std::move(result);
     if (--running_ == 0) step_finished_.Signal();

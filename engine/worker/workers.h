@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/cost/figures.h"
 #include "engine/schedule/step_plan.h"
 #include "engine/worker/step_result.h"
 
@@ -39,6 +40,10 @@ class Workers {
   // Newcomers wait: calling Reform between steps would let them in.
   virtual bool HasNewcomers() = 0;
 
+  // Measures the ranks and the links between them (engine/cost/calibrate.h). REQUIRES: no sequence
+  // has pages.
+  virtual absl::StatusOr<Figures> Measure(const ModelShape& shape) = 0;
+
   // Starts or ends the recording of TraceSpans on every rank.
   virtual void Trace(bool on) = 0;
 
@@ -46,8 +51,8 @@ class Workers {
   virtual std::vector<Device::MemoryUse> Memory() = 0;
 };
 
-// For tests of failure, with ranks as threads: asked by each rank before each step. A status that is
-// not OK fails the rank's step; UNAVAILABLE means that the rank is lost for good.
+// For tests of failure, with ranks as threads: asked by each rank before each step. A status that
+// is not OK fails the rank's step; UNAVAILABLE means that the rank is lost for good.
 using StepFault = std::function<absl::Status(int rank, uint64_t step)>;
 
 // What the engine wants of its ranks.

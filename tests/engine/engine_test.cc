@@ -301,6 +301,36 @@ TEST(EngineTest, DestroyingTheEngineFailsWhatIsLeft) {
   EXPECT_EQ((*client)->Finish().status.code(), absl::StatusCode::kCancelled);
 }
 
+TEST(EngineTest, ChoosesByMeasuredFiguresAndWeighsByThem) {
+  TinyModelOptions tiny;
+  for (int ranks : {1, 3}) {
+    EngineOptions options = SmallOptions(ranks);
+    options.measure = true;
+    options.weigh_by_speed = true;
+    EngineRunner runner(WriteTinyModel(tiny), options);
+    const auto prompt = RandomPrompt(700, tiny.vocab, 3);
+    ExpectMatchesReference(runner.engine().model(), prompt, runner.Run(Greedy(prompt, 4)), 1e-3);
+    int slots = 0;
+    for (const RankStatus& rank : runner.engine().Status().ranks) slots += rank.slots;
+    EXPECT_EQ(slots, 4 * ranks);
+  }
+}
+
+TEST(EngineTest, UnevenRanksTakeTheirShare) {
+  TinyModelOptions tiny;
+  EngineOptions options = SmallOptions(3);
+  options.rank_weights = {1, 2, 3};
+  options.mode = TokenMode::kHome;
+  EngineRunner runner(WriteTinyModel(tiny), options);
+  const auto prompt = RandomPrompt(2304, tiny.vocab, 3);  // six periods of 2 * 12 stripes
+  const Outcome outcome = runner.Run(Greedy(prompt, 1));
+  ExpectMatchesReference(runner.engine().model(), prompt, outcome, 1e-3);
+  ASSERT_EQ(outcome.done.ranks.size(), 3u);
+  for (size_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(outcome.done.ranks[r].kv_pages, 24 * static_cast<int64_t>(r + 1)) << "rank " << r;
+  }
+}
+
 TEST(EngineTest, ProgressAscendsToThePromptsEnd) {
   TinyModelOptions tiny;
   EngineRunner runner(WriteTinyModel(tiny), SmallOptions(2));
