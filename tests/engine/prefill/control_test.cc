@@ -2,7 +2,7 @@
 // ranks, and what results say about the work.
 #include <atomic>
 #include <cmath>
-#include <cstring>
+#include <map>
 #include <string>
 
 #include "tests/testing/pass_test_model.h"
@@ -168,6 +168,59 @@ TEST(PassResultTest, CountsBytesRoundsAndWork) {
     pairs += result.work.attention_pairs;
   }
   EXPECT_EQ(pairs, kLayers * tokens * (tokens + 1) / 2);
+}
+
+// Every buffer of a pass: what grows with a rank's rows, and shards of one layer.
+TEST(PassResultTest, BuffersFollowTheFormula) {
+  const std::shared_ptr<const Model> model = DeepText().model;
+  const int n = 4;
+  const int64_t tokens = 1024;
+  for (const RingStrategy strategy : kStrategies) {
+    for (const TokenMode mode : {TokenMode::kHome, TokenMode::kDealt}) {
+      RingHarness ring(model, {.ranks = n});
+      const auto& prompt =
+          ring.AddSequence(RandomTokens(tokens, model->config().vocab, 1), SnakeSpec(n, kPage));
+      StepPlan plan = ring.NewPlan();
+      ring.AddChunk(plan, prompt, {{0, tokens}}, mode, strategy);
+      ASSERT_EQ(ring.Logits(ring.Run(plan)).size(), 1u);
+      Device& device = ring.rank(0).device();
+      const size_t header = sizeof(RoundHeader);
+      const size_t rows = tokens / n;
+      const size_t page = ring.rank(0).geometry().LayerBytes();
+      const size_t shard = header + rows / kPage * page;
+      const size_t queries = header + device.QueryBytes(rows);
+      const size_t states = device.StateBytes(rows);
+      std::map<std::string, size_t> formula = {
+          {"activations", rows * static_cast<size_t>(model->config().width) * sizeof(float)},
+          {"angles", device.AngleBytes(rows)},
+          {"queries", queries},
+          {"states", states}};
+      if (strategy == RingStrategy::kPassKv) formula["ring shards"] = 2 * shard;
+      if (strategy == RingStrategy::kGatherKv) formula["gathered shards"] = n * shard;
+      if (strategy == RingStrategy::kPassQ) {
+        formula["ring queries"] = 2 * queries;
+        formula["ring states"] = 2 * (header + states);
+        formula["returned states"] = header + states;
+      }
+      // The whole text fits one window here; a header has a page's room.
+      if (strategy == RingStrategy::kOrdered) {
+        formula["ordered windows"] = 2 * (tokens / kPage + n) * page;
+      }
+      if (mode == TokenMode::kDealt) {
+        // A quarter of the dealt rows is at home on each rank, its own among them.
+        const size_t row = device.KvRowBytes();
+        formula["kv outbox"] = rows * row + n * row;
+        formula["kv inbox"] = (rows - rows / n) * row + (n - 1) * header;
+      }
+      for (const Device::MemoryUse& use : device.Memory()) {
+        const auto at = formula.find(use.what);
+        if (at == formula.end()) continue;
+        EXPECT_EQ(use.peak_bytes, at->second) << use.what;
+        formula.erase(at);
+      }
+      EXPECT_TRUE(formula.empty()) << formula.begin()->first << " is missing";
+    }
+  }
 }
 
 // Counted on devices, T new tokens over a long cached prefix.

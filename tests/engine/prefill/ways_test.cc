@@ -181,6 +181,29 @@ TEST_P(WaysTest, PackedPromptsOfAllModesDoNotSeeEachOther) {
   }
 }
 
+TEST_P(WaysTest, LongAndShortPromptsTogetherGiveWhatOneRankGives) {
+  const PassTestModel& text = TinyText();
+  const int lengths[] = {5000, 1, 33, 1000, 4, 2};
+  auto run = [&](int n, bool mixed) {
+    RingHarness ring(text.model, {.ranks = n, .pages_per_rank = 512});
+    StepPlan plan = ring.NewPlan();
+    int i = 0;
+    for (const int length : lengths) {
+      const auto& prompt = ring.AddSequence(
+          RandomTokens(static_cast<size_t>(length), text.model->config().vocab, 70 + i),
+          SnakeSpec(n, 2 * kPage));
+      ring.AddChunk(plan, prompt, {{0, length}}, mixed ? kShardedModes[i % 2] : TokenMode::kHome,
+                    mixed ? kStrategies[i % 4] : RingStrategy::kPassKv);
+      ++i;
+    }
+    return ring.Logits(ring.Run(plan));
+  };
+  const auto expected = run(1, false);
+  const auto got = run(GetParam(), true);
+  ASSERT_EQ(got.size(), std::size(lengths));
+  for (size_t i = 0; i < got.size(); ++i) ExpectLogitsNear(got[i], expected[i]);
+}
+
 TEST_P(WaysTest, GatherFallsBackToTheRingWhenShardsAreTooLarge) {
   const int n = GetParam();
   const PassTestModel& text = TinyText();
