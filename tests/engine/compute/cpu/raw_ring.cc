@@ -1,7 +1,10 @@
 #include "tests/engine/compute/cpu/raw_ring.h"
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "engine/compute/slices.h"
@@ -25,7 +28,7 @@ void MustWork(const absl::Status& status) {
 
 void Sync(Device& device) { MustWork(device.stream().Synchronize(InTwoMinutes())); }
 
-// Cuts the rows since `first_row` into stores of one page each, tiles and query tiles.
+// Gathers rows into stores of one page each, and those into tiles.
 struct TileMaker {
   RowBatch& batch;
   int64_t tile_rows;
@@ -185,7 +188,6 @@ void RawRing::RunRing(std::vector<RankState>& states) {
         const int source = (r - round + ranks()) % ranks();
         const RankState& theirs = states[static_cast<size_t>(source)];
         device(r).stream().WaitFor(theirs.copied, InTwoMinutes());
-        // Of a shard, the pages lie side by side: a run's list counts from its offset.
         auto sight = s.sight[static_cast<size_t>(source)];
         device(r).Attend({.label = {.kind = OpKind::kAttend, .layer = layer, .round = round},
                           .batch = sight,

@@ -64,7 +64,6 @@ class RawRing {
 
  private:
   struct RankState;
-  static constexpr int kMaxSequences = 8;
 
   // Gives the chunks' new tokens pages and appends them.
   void Extend(const std::vector<Chunk>& chunks);
