@@ -44,7 +44,6 @@ struct EngineOptions {
   int page_tokens = 64;    // a multiple of 16
   Layout layout = Layout::kSnake;
   std::vector<double> rank_weights;  // [ranks] share of each, any unit; empty: even
-  bool auto_weights = false;         // instead: from the speed measured at start
   // Forces how prompts are computed; unset: chosen for each chunk.
   std::optional<TokenMode> mode;
   std::optional<RingStrategy> strategy;

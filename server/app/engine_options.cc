@@ -59,7 +59,7 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
   options.strict = config.compute_numerics == "strict";
   options.layout = ParseLayout(config.sharding_layout).value();
   options.rank_weights = ParseWeights(config.ranks_weights).value();
-  options.auto_weights = config.ranks_weights == "auto";
+  options.weigh_by_speed = config.ranks_weights == "auto";
   options.mode = ToMode(config.ring_mode);
   options.strategy = ToStrategy(config.ring_strategy);
   options.measure = true;
