@@ -62,7 +62,8 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
   options.weigh_by_speed = config.ranks_weights == "auto";
   options.mode = ToMode(config.ring_mode);
   options.strategy = ToStrategy(config.ring_strategy);
-  options.measure = true;
+  // One rank has nothing to choose, and strict numerics leave nothing to.
+  options.measure = options.ranks > 1 && !options.strict;
   options.gather_bytes = static_cast<size_t>(config.ring_gather_bytes);
   options.stripe_tokens = static_cast<int>(config.sharding_stripe_tokens);
   options.page_tokens = static_cast<int>(config.kv_page_tokens);
