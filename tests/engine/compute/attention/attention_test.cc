@@ -254,8 +254,8 @@ TEST_P(AttentionTest, RowsDoNotDependOnTheirNeighbours) {
 TEST_P(AttentionTest, CutsAtMultiplesOf1024GiveEqualBits) {
   const std::vector<std::vector<int64_t>> cuts = {
       {1024}, {2048}, {1024, 2048}, {1024, 2048, 3072}, {3072}};
-  for (const int dim : {20, 48, 64, 80, 96, 112, 128, 192}) {
-    for (const int page : {16, 64, 128}) {
+  for (const int dim : {20, 64, 80, 96, 128}) {
+    for (const int page : {16, 64}) {
       const KvBlockShape shape = Shape(dim, page);
       const auto kernel = MakeAttentionKernel(shape, isa());
       const std::vector<int64_t> visible = {5, 1023, 1024, 1025, 2049, 2100, 3071, 3500};
