@@ -117,7 +117,8 @@ void Leader::NotePrediction(const StepPlan& plan, double seconds) {
 
 void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
   const ModelConfig& c = p_.model.config();
-  const double row = 2.0 * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
+  // Rows are counted once for each half of a layer.
+  const double row = 1.0 * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
   const double pair = 4.0 * c.heads * c.head_dim;
   double sum = 0;
   double most = 0;
