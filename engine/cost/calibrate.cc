@@ -35,7 +35,9 @@ constexpr size_t kSmallMessage = 64;
 constexpr size_t kLargeMessage = size_t{1} << 20;
 constexpr size_t kLargeGather = size_t{1} << 18;
 
-// Rates when a difference of two times is lost in noise.
+// Of a time that two rates share, each has at least this much: a difference of two times may be
+// lost in noise.
+constexpr double kLeastShare = 0.05;
 constexpr double kHighestRate = 1e18;
 
 double Median(std::vector<double> values) {
@@ -43,10 +45,10 @@ double Median(std::vector<double> values) {
   return values[values.size() / 2];
 }
 
-double Mean(const std::vector<double>& values, size_t first_n) {
+double Mean(const std::vector<double>& values) {
   double sum = 0;
-  for (size_t i = 0; i < first_n; ++i) sum += values[i];
-  return sum / static_cast<double>(first_n);
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
 }
 
 // amount / seconds, for seconds that noise may have made zero or less.
@@ -267,13 +269,16 @@ absl::Status Calibration::MeasureProducts() {
   }
   RF_ASSIGN_OR_RETURN(const std::vector<double> many, LayerSeconds(many_rows, compared));
   const auto weights = static_cast<double>(shape_.project_weights() + shape_.finish_weights());
-  const auto n = static_cast<size_t>(compared);
-  const double a_row = (Mean(many, n) - Mean(few, n)) / static_cast<double>(many_rows - kFewRows);
+  // Layer by layer, so that one disturbed step does not count.
+  std::vector<double> more;
+  for (size_t i = 0; i < many.size(); ++i) more.push_back(many[i] - few[i]);
+  const double a_row = std::max(Median(more) / static_cast<double>(many_rows - kFewRows),
+                                kLeastShare * Median(many) / static_cast<double>(many_rows));
   mine_.product_flops_per_s = Rate(2 * weights, a_row);
   // Over all layers measured: some stay expanded, others do not.
-  mine_.expand_weights_per_s =
-      Rate(weights, Mean(few, few.size()) - mine_.op_overhead_s -
-                        static_cast<double>(kFewRows) * std::max(0.0, a_row));
+  mine_.expand_weights_per_s = Rate(
+      weights, std::max(Mean(few) - mine_.op_overhead_s - static_cast<double>(kFewRows) * a_row,
+                        kLeastShare * Mean(few)));
   return absl::OkStatus();
 }
 
@@ -381,10 +386,12 @@ absl::Status Calibration::MeasureTokens() {
   const double many = products(many_total, kManyTokens);
   const double weights =
       static_cast<double>(shape_.project_weights() + shape_.finish_weights()) / n;
-  const double a_token = std::max(0.0, many - few) / static_cast<double>(kManyTokens - kFewTokens);
+  const double a_token = std::max((many - few) / static_cast<double>(kManyTokens - kFewTokens),
+                                  kLeastShare * many_total / static_cast<double>(kManyTokens));
   mine_.token_flops_per_s = Rate(2 * weights, a_token);
   mine_.token_bytes_per_s =
-      Rate(weights * shape_.stored_weight_bytes, few - static_cast<double>(kFewTokens) * a_token);
+      Rate(weights * shape_.stored_weight_bytes,
+           std::max(few - static_cast<double>(kFewTokens) * a_token, kLeastShare * few_total));
   return absl::OkStatus();
 }
 
@@ -426,7 +433,8 @@ absl::StatusOr<double> Calibration::GatherSeconds(size_t bytes, int repetitions)
 // Latency and bandwidth from the times of a small and a large message.
 LinkFigures Solve(double small_s, double small_bytes, double large_s, double large_bytes) {
   LinkFigures link;
-  link.bytes_per_s = Rate(large_bytes - small_bytes, large_s - small_s);
+  link.bytes_per_s =
+      Rate(large_bytes - small_bytes, std::max(large_s - small_s, kLeastShare * large_s));
   link.latency_s = std::max(0.0, small_s - small_bytes / link.bytes_per_s);
   return link;
 }

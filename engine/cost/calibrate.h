@@ -26,8 +26,8 @@ struct CalibrateOptions {
   int64_t query_tile_rows = 192;
   // Tells how long things take. Simulated ranks bring their own.
   const Clock* clock = &Clock::Real();
-  // Of all waits for peers, by the real clock.
-  Instant deadline = Instant::max();
+  // Of all waits for peers, by the real clock; must be set.
+  Instant deadline{};
 };
 
 // The same figures on every rank. Uses the first pages of the device, whose contents are lost.
