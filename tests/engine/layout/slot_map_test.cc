@@ -119,6 +119,15 @@ TEST(SlotMapTest, SurvivorsKeepTheirsAndShareTheRestEvenly) {
   }
 }
 
+// Even those who have more than their share.
+TEST(SlotMapTest, SurvivorsOfAnUnevenMapKeepTheirs) {
+  const std::vector<int> map = WeightedSlotMap(std::vector<double>{4, 2, 1, 1});
+  const std::vector<int> from = {0, 1, 2};
+  const std::vector<int> next = RedealSlots(map, from);
+  EXPECT_EQ(Moves(map, next, from), 0);
+  EXPECT_THAT(SlotCounts(next, 3), ElementsAre(8, 4, 4));
+}
+
 TEST(SlotMapTest, DeathsOneAfterAnotherStayEven) {
   std::mt19937 random(9);
   for (int round = 0; round < 200; ++round) {

@@ -434,6 +434,13 @@ TEST_F(AdoptTest, OnlyWhatIsMissingIsComputedInPagesOfItsOwn) {
   }
 }
 
+// A prompt that ends with its page: only the rule for the last position asks for anything.
+TEST_F(AdoptTest, WholePagesOfAWholePrompt) {
+  EXPECT_EQ(MakeAdopted(2, 192, {{0, 192}}).Plan().chunks[0].spans,
+            (std::vector<Span>{{176, 192}}));
+  EXPECT_TRUE(MakeAdopted(2, 192, {{0, 192}}, 0).Plan().empty());
+}
+
 // Positions that are valid in a page which has to be written are computed again in a new one.
 TEST_F(AdoptTest, SpansMayBeginAndEndInsidePages) {
   Scheduler& scheduler = MakeAdopted(2, 200, {{0, 70}, {99, 161}});
