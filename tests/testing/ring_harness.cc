@@ -112,12 +112,20 @@ RingHarness::RingHarness(std::shared_ptr<const Model> model, const RingHarnessOp
 }
 
 void RingHarness::Reform() {
-  std::vector<std::unique_ptr<Communicator>> ends = MakeLocalGroup(options_.ranks);
+  ++epoch_;
+  std::vector<std::unique_ptr<Communicator>> ends;
+  if (options_.tcp) {
+    if (tcp_ == nullptr) tcp_ = std::make_unique<TcpRing>();
+    auto formed = tcp_->Form(options_.ranks, epoch_);
+    RF_CHECK(formed.ok());
+    ends = *std::move(formed);
+  } else {
+    ends = MakeLocalGroup(options_.ranks);
+  }
   for (size_t r = 0; r < ranks_.size(); ++r) ranks_[r].comm.swap(ends[r]);
   ends.clear();
   for (OneRank& at : ranks_) at.rank->Join(at.comm.get());
   model_.StartEpoch(options_.ranks);
-  ++epoch_;
 }
 
 RingHarness::Sequence& RingHarness::AddSequence(std::vector<TokenId> tokens,

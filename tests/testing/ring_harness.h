@@ -1,5 +1,5 @@
-// N ranks as threads that run step plans made by hand, over the local transport and CPU devices:
-// the passes without a scheduler.
+// N ranks as threads that run step plans made by hand on CPU devices: the passes without a
+// scheduler.
 //
 //   RingHarness ring(model, {.ranks = 3});
 //   auto& prompt = ring.AddSequence(tokens, SnakeSpec(3, 32));
@@ -22,6 +22,7 @@
 #include "engine/worker/rank.h"
 #include "engine/worker/step_result.h"
 #include "engine/worker/workers.h"
+#include "tests/testing/tcp_ring.h"
 
 namespace ringfill {
 
@@ -37,6 +38,7 @@ struct RingHarnessOptions {
   int threads = 1;
   size_t gather_bytes = size_t{1} << 30;
   Duration min_round_timeout = std::chrono::seconds(60);
+  bool tcp = false;        // the ranks talk over loopback; else the local transport
   uint64_t late_seed = 0;  // 0: operations run at once; else late, on streams of that seed
   CpuModelOptions model{.page_tokens = 16};
 };
@@ -87,6 +89,7 @@ class RingHarness {
 
   const RingHarnessOptions options_;
   CpuModel model_;
+  std::unique_ptr<TcpRing> tcp_;  // null: local
   std::vector<OneRank> ranks_;
   std::deque<Sequence> sequences_;
   std::vector<std::vector<PageId>> free_;  // [ranks] shuffled

@@ -1,8 +1,9 @@
-// The full cross of modes, strategies, layouts and numbers of ranks over models of many geometries;
-// and models with values that are hard on the arithmetic.
+// The full cross of modes, strategies, layouts, transports and numbers of ranks over models of many
+// geometries; and models with values that are hard on the arithmetic.
 #include <cstring>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "tests/testing/pass_test_model.h"
@@ -16,10 +17,10 @@ constexpr RingStrategy kStrategies[] = {RingStrategy::kPassKv, RingStrategy::kGa
                                         RingStrategy::kPassQ, RingStrategy::kOrdered};
 
 // Every way to compute the text from `prefix` on, cold below it, over 1 to 5 ranks.
-void CheckEveryWay(const PassTestModel& text, int64_t prefix, double tolerance) {
+void CheckEveryWay(const PassTestModel& text, int64_t prefix, double tolerance, bool tcp) {
   const auto tokens = static_cast<int64_t>(text.text.size());
   for (const int n : {1, 2, 3, 4, 5}) {
-    RingHarness ring(text.model, {.ranks = n});
+    RingHarness ring(text.model, {.ranks = n, .tcp = tcp});
     const PlacementSpec specs[] = {SnakeSpec(n, kPage), ContiguousSpec(n, tokens, kPage),
                                    ZigzagSpec(n, tokens, kPage), TokenStripesSpec(n)};
     for (size_t s = 0; s < 4; ++s) {
@@ -56,25 +57,32 @@ struct Geometry {
   int layers, heads, kv_heads, head_dim;
 };
 
-class CrossTest : public testing::TestWithParam<Geometry> {};
+class CrossTest : public testing::TestWithParam<std::tuple<Geometry, bool>> {};
 
 TEST_P(CrossTest, EveryWayMatchesTheReference) {
-  const Geometry& g = GetParam();
+  const auto& [g, tcp] = GetParam();
   TinyModelOptions options;
   options.layers = g.layers;
   options.heads = g.heads;
   options.kv_heads = g.kv_heads;
   options.head_dim = g.head_dim;
-  CheckEveryWay(PassTestModel(options, static_cast<size_t>(kTokens)), 21, 1e-3);
+  CheckEveryWay(PassTestModel(options, static_cast<size_t>(kTokens)), 21, 1e-3, tcp);
 }
 
-INSTANTIATE_TEST_SUITE_P(Geometries, CrossTest,
-                         testing::Values(Geometry{1, 4, 4, 64}, Geometry{2, 4, 4, 80},
-                                         Geometry{1, 4, 4, 128}, Geometry{3, 9, 3, 64},
-                                         Geometry{1, 9, 3, 80}, Geometry{1, 9, 3, 128},
-                                         Geometry{1, 8, 2, 64}, Geometry{2, 8, 2, 80},
-                                         Geometry{1, 8, 2, 128}, Geometry{2, 8, 1, 64},
-                                         Geometry{1, 8, 1, 80}, Geometry{1, 8, 1, 128}));
+INSTANTIATE_TEST_SUITE_P(
+    Geometries, CrossTest,
+    testing::Combine(testing::Values(Geometry{1, 4, 4, 64}, Geometry{2, 4, 4, 80},
+                                     Geometry{1, 4, 4, 128}, Geometry{3, 9, 3, 64},
+                                     Geometry{1, 9, 3, 80}, Geometry{1, 9, 3, 128},
+                                     Geometry{1, 8, 2, 64}, Geometry{2, 8, 2, 80},
+                                     Geometry{1, 8, 2, 128}, Geometry{2, 8, 1, 64},
+                                     Geometry{1, 8, 1, 80}, Geometry{1, 8, 1, 128}),
+                     testing::Bool()),
+    [](const auto& param) {
+      const Geometry& g = std::get<0>(param.param);
+      return absl::StrCat(std::get<1>(param.param) ? "tcp_" : "local_", g.layers, "_", g.heads, "_",
+                          g.kv_heads, "_", g.head_dim);
+    });
 
 // Where the floats of `row` lie in a model's file.
 std::vector<std::byte>::iterator FindFloats(std::vector<std::byte>& file, const std::byte* row,
@@ -107,7 +115,7 @@ TEST(HardValuesTest, ScoresOfTenThousand) {
   text.text = RandomTokens(static_cast<size_t>(kTokens), options.vocab, 4);
   text.logits = ReferenceLogits(*text.model, text.text);
   // A float32 score of 1e4 is good to about 1e-3, which is its weight's relative error.
-  CheckEveryWay(text, 30, 1e-2);
+  CheckEveryWay(text, 30, 1e-2, false);
 }
 
 // A weight that is not a number reaches only the prompts that use it.
