@@ -6,7 +6,6 @@
 namespace ringfill {
 namespace {
 
-constexpr int kPage = 16;
 constexpr int64_t kTokens = 2700;  // over several windows' cuts
 
 class StrictTest : public testing::Test {
