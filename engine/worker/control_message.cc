@@ -14,13 +14,15 @@ namespace {
 
 constexpr uint32_t kJoinMagic = 0x4a524652;  // "RFRJ"
 constexpr size_t kMaxUses = 256;
+constexpr size_t kDeviceNumbers = 11;
+constexpr size_t kMaxFigures = kDeviceNumbers * kMaxMembers + 2 * kMaxMembers * kMaxMembers + 2;
 constexpr int kDTypes = 2;
 constexpr int kIsas = 4;
 constexpr int kStatusCodes = 17;
 
-constexpr const char* kNames[] = {"JOIN",   "WELCOME", "REFUSED", "READY",    "FORM",
-                                  "FORMED", "STEP",    "STOP",    "PROGRESS", "RESULT",
-                                  "ABORT",  "TRACE",   "MEMORY",  "BEAT",     "BYE"};
+constexpr const char* kNames[] = {"JOIN",   "WELCOME", "REFUSED",  "READY",  "FORM",  "FORMED",
+                                  "STEP",   "STOP",    "PROGRESS", "RESULT", "ABORT", "TRACE",
+                                  "MEMORY", "MEASURE", "MEASURED", "BEAT",   "BYE"};
 static_assert(std::size(kNames) == std::variant_size_v<ControlMessage>);
 
 // One list of fields for both directions: Field writes or reads.
@@ -53,6 +55,7 @@ class Out {
     w.PutCount(count);
     for (size_t i = 0; i < count; ++i) each(*this, values[i]);
   }
+  void Numbers(const std::vector<double>& values, size_t, const char*) { w.PutAll(values); }
   std::string Take() { return rest != nullptr ? w.Take() + *rest : w.Take(); }
 
  private:
@@ -105,6 +108,13 @@ class In {
     if (count > most) return r.Fail(field, absl::StrCat("has ", count, ", at most ", most));
     values.resize(count);
     for (T& value : values) each(*this, value);
+  }
+  void Numbers(std::vector<double>& values, size_t most, const char* field) {
+    r.GetAll(field, values);
+    if (values.size() > most) {
+      r.Fail(field, absl::StrCat("has ", values.size(), " numbers, at most ", most));
+      values.clear();
+    }
   }
   void Skip() {
     if (r.ok()) r = ByteReader("");
@@ -204,6 +214,13 @@ void Fields(C& c, M& m) {
       each.Number(use.bytes, "bytes", uint64_t{0}, kAny64);
       each.Number(use.peak_bytes, "peak bytes", uint64_t{0}, kAny64);
     });
+  } else if constexpr (std::is_same_v<T, MeasureMessage>) {
+    c.Number(m.question, "question", uint64_t{0}, kAny64);
+    c.Number(m.timeout_ms, "timeout", int64_t{0}, kMostMs);
+  } else if constexpr (std::is_same_v<T, MeasuredMessage>) {
+    c.Number(m.question, "question", uint64_t{0}, kAny64);
+    c.StatusOf(m.status, "status");
+    c.Numbers(m.figures, kMaxFigures, "figures");
   } else if constexpr (std::is_same_v<T, BeatMessage>) {
     c.Number(m.sent_ns, "time", std::numeric_limits<int64_t>::min(),
              std::numeric_limits<int64_t>::max());
@@ -300,6 +317,62 @@ absl::StatusOr<ControlMessage> DecodeControl(uint16_t type, std::span<const std:
 std::string ControlName(uint16_t type) {
   if (type >= 1 && type <= std::size(kNames)) return kNames[type - 1];
   return absl::StrCat("message ", type);
+}
+
+std::vector<double> FiguresToNumbers(const Figures& figures) {
+  std::vector<double> out;
+  for (const DeviceFigures& d : figures.devices) {
+    out.insert(
+        out.end(),
+        {d.product_flops_per_s, d.expand_weights_per_s, static_cast<double>(d.product_row_granule),
+         static_cast<double>(d.large_tile.rows), d.large_tile.flops_per_s,
+         static_cast<double>(d.small_tile.rows), d.small_tile.flops_per_s, d.token_bytes_per_s,
+         d.token_flops_per_s, d.copy_bytes_per_s, d.op_overhead_s});
+  }
+  for (const LinkFigures& link : figures.links) {
+    out.insert(out.end(), {link.latency_s, link.bytes_per_s});
+  }
+  out.insert(out.end(), {figures.gather.latency_s, figures.gather.bytes_per_s});
+  return out;
+}
+
+absl::StatusOr<Figures> FiguresFromNumbers(const std::vector<double>& numbers, int ranks) {
+  const auto n = static_cast<size_t>(ranks);
+  if (numbers.size() != kDeviceNumbers * n + 2 * n * n + 2) {
+    return absl::DataLossError(
+        absl::StrCat(numbers.size(), " figures are not those of ", ranks, " ranks"));
+  }
+  constexpr double kMost = 1e30;
+  for (const double number : numbers) {
+    if (!(number >= 0 && number <= kMost)) {
+      return absl::DataLossError(absl::StrCat("the figure ", number, " is out of range"));
+    }
+  }
+  auto next = [at = numbers.begin()]() mutable { return *at++; };
+  auto rows = [&next] { return std::max<int64_t>(1, static_cast<int64_t>(std::min(next(), 1e9))); };
+  Figures figures;
+  figures.devices.resize(n);
+  figures.links.resize(n * n);
+  for (DeviceFigures& d : figures.devices) {
+    d.product_flops_per_s = next();
+    d.expand_weights_per_s = next();
+    d.product_row_granule = rows();
+    d.large_tile.rows = rows();
+    d.large_tile.flops_per_s = next();
+    d.small_tile.rows = rows();
+    d.small_tile.flops_per_s = next();
+    d.token_bytes_per_s = next();
+    d.token_flops_per_s = next();
+    d.copy_bytes_per_s = next();
+    d.op_overhead_s = next();
+  }
+  for (LinkFigures& link : figures.links) {
+    link.latency_s = next();
+    link.bytes_per_s = next();
+  }
+  figures.gather.latency_s = next();
+  figures.gather.bytes_per_s = next();
+  return figures;
 }
 
 std::string TypeMismatch(const WelcomeMessage& leader, const ReadyMessage& worker) {

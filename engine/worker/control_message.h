@@ -25,13 +25,14 @@
 #include "base/status.h"
 #include "engine/compute/cpu_isa.h"
 #include "engine/compute/dtype.h"
+#include "engine/cost/figures.h"
 #include "kvcache/kv_geometry.h"
 
 namespace ringfill {
 
 inline constexpr uint32_t kControlVersion = 1;
 inline constexpr size_t kMaxControlText = 4096;      // of a reason; longer ones are cut
-inline constexpr size_t kMaxControlBytes = 1 << 16;  // of all but STEP and RESULT
+inline constexpr size_t kMaxControlBytes = 1 << 17;  // of all but STEP and RESULT
 inline constexpr int kMaxMembers = 64;
 
 // What a worker may insist on; by default it takes what the leader has.
@@ -137,6 +138,18 @@ struct MemoryMessage {
   std::vector<Use> uses;
 };
 
+// All ranks measure together.
+struct MeasureMessage {
+  uint64_t question = 0;
+  int64_t timeout_ms = 0;
+};
+
+struct MeasuredMessage {
+  uint64_t question = 0;
+  absl::Status status;
+  std::vector<double> figures;  // FiguresToNumbers; from rank 0 alone
+};
+
 struct BeatMessage {
   int64_t sent_ns = 0;  // on the sender's monotonic clock
 };
@@ -149,7 +162,8 @@ struct ByeMessage {
 using ControlMessage =
     std::variant<JoinMessage, WelcomeMessage, RefusedMessage, ReadyMessage, FormMessage,
                  FormedMessage, StepMessage, StopMessage, ProgressMessage, ResultMessage,
-                 AbortMessage, TraceMessage, MemoryMessage, BeatMessage, ByeMessage>;
+                 AbortMessage, TraceMessage, MemoryMessage, MeasureMessage, MeasuredMessage,
+                 BeatMessage, ByeMessage>;
 
 struct EncodedControl {
   uint16_t type = 0;
@@ -161,6 +175,11 @@ absl::StatusOr<ControlMessage> DecodeControl(uint16_t type, std::span<const std:
 
 // "STEP"; "message 99" for what is none.
 std::string ControlName(uint16_t type);
+
+// A rank's figures in a row of numbers. Back: DATA_LOSS unless they are of so many ranks, and
+// none negative or beyond reason.
+std::vector<double> FiguresToNumbers(const Figures& figures);
+absl::StatusOr<Figures> FiguresFromNumbers(const std::vector<double>& numbers, int ranks);
 
 // Why two ends do not fit, naming what differs and both values; empty when they do.
 std::string TypeMismatch(const WelcomeMessage& leader, const ReadyMessage& worker);

@@ -25,6 +25,7 @@ constexpr int kFormAttempts = 4;
 constexpr Duration kFormMargin = std::chrono::milliseconds(500);
 // For a worker to come when none is left.
 constexpr Duration kLastHope = std::chrono::seconds(4);
+constexpr std::chrono::minutes kMeasureLimit(1);
 constexpr Duration kMemoryTimeout = std::chrono::seconds(1);
 
 class ProcessWorkers final : public Workers {
@@ -44,6 +45,7 @@ class ProcessWorkers final : public Workers {
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
   absl::StatusOr<std::vector<int>> Reform(uint64_t epoch) override;
   bool HasNewcomers() override;
+  absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
   std::vector<Device::MemoryUse> Memory() override;
 
@@ -296,6 +298,28 @@ bool ProcessWorkers::HasNewcomers() {
   const std::vector<WorkerPeerPtr> ready = roster_->Ready();
   return std::any_of(ready.begin(), ready.end(),
                      [this](const WorkerPeerPtr& peer) { return RankOf(*peer) < 0; });
+}
+
+// Ranks know the model's shape as well as we do.
+absl::StatusOr<Figures> ProcessWorkers::Measure(const ModelShape&) {
+  const MeasureMessage ask{++questions_, std::chrono::milliseconds(kMeasureLimit).count()};
+  for (const WorkerPeerPtr& member : members_) member->link().Send(ask);
+  std::vector<double> numbers;
+  const Instant deadline = clock_.Now() + kMeasureLimit + kStepMargin;
+  for (size_t missing = members_.size(); missing > 0;) {
+    const std::optional<WorkerEvent> event = roster_->NextEvent(deadline);
+    if (!event.has_value() && clock_.Now() >= deadline) {
+      return absl::DeadlineExceededError("the ranks were not measured in time");
+    }
+    if (!event.has_value() || RankOf(*event->peer) < 0) continue;
+    if (!event->message.has_value()) return roster_->HowLost(*event->peer);
+    const auto* answer = std::get_if<MeasuredMessage>(&*event->message);
+    if (answer == nullptr || answer->question != ask.question) continue;
+    RF_RETURN_IF_ERROR(answer->status);
+    if (RankOf(*event->peer) == 0) numbers = answer->figures;
+    --missing;
+  }
+  return FiguresFromNumbers(numbers, ranks());
 }
 
 void ProcessWorkers::Trace(bool on) {

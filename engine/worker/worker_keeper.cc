@@ -48,7 +48,7 @@ void WorkerRoster::ScheduleStart(Seat& seat, Instant now) {
   if (starting_) return;  // AwaitAll says what is wrong
   if (now - seat.started > kHealthy) seat.backoff = options_.first_backoff;
   seat.start_at = now + seat.backoff;
-  seat.backoff = std::min<Duration>(2 * seat.backoff, kMostBackoff);
+  seat.backoff = std::min<Duration>(2 * seat.backoff, options_.most_backoff);
 }
 
 void WorkerRoster::NoteChildExits(Instant now) {

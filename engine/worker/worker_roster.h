@@ -81,14 +81,14 @@ struct RosterOptions {
   std::string model_path;
   Duration join_timeout = std::chrono::seconds(60);
   Duration heartbeat_timeout = kDefaultHeartbeatTimeout;
-  // Before a lost worker is started anew: doubles up to the most, falls back after a minute of
-  // health.
+  // Before a lost worker is started anew: doubles with each loss up to the most, falls back after a
+  // minute of health.
   Duration first_backoff = std::chrono::seconds(1);
+  Duration most_backoff = std::chrono::seconds(30);
 };
 
 class WorkerRoster {
  public:
-  static constexpr Duration kMostBackoff = std::chrono::seconds(30);
   static constexpr Duration kHealthy = std::chrono::minutes(1);
   static constexpr size_t kMaxPeers = 2 * kMaxMembers;
 

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "engine/comm/tcp/tcp.h"
+#include "engine/cost/calibrate.h"
 #include "engine/schedule/plan_codec.h"
 #include "engine/worker/result_codec.h"
 #include "engine/worker/run_step.h"
@@ -24,7 +25,8 @@ constexpr size_t kMaxQueued = 256;
 
 struct WorkerSession::Machine {
   Machine(std::shared_ptr<const Model> model, const WelcomeMessage& welcome, int threads)
-      : cpu_model(std::move(model),
+      : kv_dtype(welcome.kv_dtype),
+        cpu_model(std::move(model),
                   {.dtype = welcome.dtype,
                    .kv_dtype = welcome.kv_dtype,
                    .isa = welcome.isa,
@@ -42,6 +44,7 @@ struct WorkerSession::Machine {
               .gather_bytes = static_cast<size_t>(welcome.gather_bytes)},
              device, nullptr) {}
 
+  const DType kv_dtype;
   CpuModel cpu_model;
   CpuDevice device;
   Rank rank;
@@ -92,6 +95,7 @@ WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
     if (const auto* form = std::get_if<FormMessage>(&*next)) Form(*form);
     if (const auto* step = std::get_if<StepMessage>(&*next)) RunStep(*step);
     if (const auto* memory = std::get_if<MemoryMessage>(&*next)) AnswerMemory(memory->question);
+    if (const auto* measure = std::get_if<MeasureMessage>(&*next)) Measure(*measure);
     if (const auto* trace = std::get_if<TraceMessage>(&*next)) {
       machine_->device.trace().Enable(trace->on);
     }
@@ -268,6 +272,30 @@ void WorkerSession::RunStep(const StepMessage& message) {
   }
   link_->Send(
       ResultMessage{plan.ok() ? plan->epoch : 0, plan.ok() ? plan->step : 0, EncodeResult(result)});
+}
+
+absl::StatusOr<std::vector<double>> WorkerSession::MeasureFigures(Duration limit) {
+  {
+    MutexLock lock(&mutex_);
+    if (comm_ == nullptr) return absl::FailedPreconditionError("no ring is formed");
+  }
+  CalibrateOptions options;
+  options.shape =
+      ModelShape::Of(*parts_.model, static_cast<int64_t>(DTypeBytes(machine_->kv_dtype)),
+                     machine_->cpu_model.geometry().page_tokens);
+  options.deadline = Clock::Real().Now() + limit;
+  machine_->device.SetWaitLimit(limit);
+  RF_ASSIGN_OR_RETURN(const Figures figures,
+                      MeasureRank(machine_->device, machine_->rank.comm(), options));
+  return machine_->rank.index() == 0 ? FiguresToNumbers(figures) : std::vector<double>();
+}
+
+void WorkerSession::Measure(const MeasureMessage& ask) {
+  absl::StatusOr<std::vector<double>> figures =
+      MeasureFigures(std::chrono::milliseconds(ask.timeout_ms));
+  if (!figures.ok()) AbortRing(figures.status());
+  link_->Send(MeasuredMessage{ask.question, figures.status(),
+                              figures.ok() ? *std::move(figures) : std::vector<double>()});
 }
 
 void WorkerSession::AnswerMemory(uint64_t question) {

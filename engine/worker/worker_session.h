@@ -56,6 +56,8 @@ class WorkerSession {
   void RunStep(const StepMessage& message);
   bool ShouldStop(const StepPlan& plan, int chunk);
   void AnswerMemory(uint64_t question);
+  void Measure(const MeasureMessage& ask);
+  absl::StatusOr<std::vector<double>> MeasureFigures(Duration limit);
   void AbortRing(const absl::Status& status);
   void Watch();
 

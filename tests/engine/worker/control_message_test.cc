@@ -1,5 +1,6 @@
 #include "engine/worker/control_message.h"
 
+#include <cmath>
 #include <random>
 
 #include "gmock/gmock.h"
@@ -58,6 +59,8 @@ std::vector<ControlMessage> AllMessages() {
           AbortMessage{7, absl::UnavailableError("rank 2 is gone")},
           TraceMessage{true},
           MemoryMessage{4, {{"kv pages", 100, 200}, {"x", 1, 2}}},
+          MeasureMessage{4, 1000},
+          MeasuredMessage{4, absl::OkStatus(), {1.5, 2}},
           BeatMessage{-5},
           ByeMessage{"enough"}};
 }
@@ -145,7 +148,7 @@ TEST(ControlMessageTest, FlippedBitsNeverGiveAnythingElse) {
 }
 
 TEST(ControlMessageTest, UnknownNumbersAreRefused) {
-  for (const uint16_t type : {0, 16, 65535}) {
+  for (const uint16_t type : {0, 18, 65535}) {
     const auto decoded = Decode({type, ""});
     EXPECT_EQ(decoded.status().code(), absl::StatusCode::kDataLoss);
     EXPECT_THAT(std::string(decoded.status().message()),
@@ -184,6 +187,28 @@ TEST(ControlMessageTest, AnotherVersionIsKnownAsSuch) {
   EXPECT_EQ(std::get<JoinMessage>(*decoded).version, kControlVersion + 1);
   EXPECT_THAT(JoinMismatch(SomeWelcome(), std::get<JoinMessage>(*decoded)),
               HasSubstr("protocol version: the leader has 1, this worker 2"));
+}
+
+TEST(ControlMessageTest, FiguresComeBackAsTheyWere) {
+  Figures figures = Figures::Uniform(3, DeviceFigures(), LinkFigures());
+  figures.devices[1].product_flops_per_s = 5;
+  figures.devices[2].large_tile.rows = 77;
+  figures.Link(1, 2).latency_s = 0.25;
+  figures.gather.bytes_per_s = 12;
+  const std::vector<double> numbers = FiguresToNumbers(figures);
+  const auto back = FiguresFromNumbers(numbers, 3);
+  ASSERT_TRUE(back.ok()) << back.status();
+  EXPECT_EQ(back->devices[1].product_flops_per_s, 5);
+  EXPECT_EQ(back->devices[2].large_tile.rows, 77);
+  EXPECT_EQ(back->Link(1, 2).latency_s, 0.25);
+  EXPECT_EQ(back->gather.bytes_per_s, 12);
+  EXPECT_EQ(FiguresToNumbers(*back), numbers);
+  EXPECT_FALSE(FiguresFromNumbers(numbers, 2).ok());
+  for (const double bad : {-1.0, std::nan(""), HUGE_VAL}) {
+    std::vector<double> spoiled = numbers;
+    spoiled[4] = bad;
+    EXPECT_FALSE(FiguresFromNumbers(spoiled, 3).ok());
+  }
 }
 
 TEST(MismatchTest, NamesWhatDiffers) {

@@ -73,7 +73,7 @@ RosterOptions RosterForTests(const std::string& model_path) {
   RosterOptions roster;
   roster.command = {RING_PROCESS, "worker"};
   roster.model_path = model_path;
-  roster.first_backoff = std::chrono::milliseconds(50);
+  roster.first_backoff = roster.most_backoff = std::chrono::milliseconds(50);
   return roster;
 }
 
