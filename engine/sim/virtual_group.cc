@@ -84,7 +84,7 @@ class Group {
   };
 
   static size_t Index(int rank) { return static_cast<size_t>(rank); }
-  size_t Pair(int from, int to) const { return Index(from) * lanes_.size() + Index(to); }
+  size_t Pair(int from, int to) const { return Index(from) * Index(ranks()) + Index(to); }
 
   void Finish(Job& job, absl::Status status) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     job.done = true;
