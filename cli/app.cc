@@ -190,8 +190,10 @@ void AddTrace(CLI::App& app, TraceOptions& options) {
       "and received meanwhile. Click on an operation to see its layer, ring round, bytes and\n"
       "strategy. A gap in the compute lane below a long transfer is communication that was not\n"
       "hidden.\n"
-      "Recording begins with the next step of the engine, and a step shows when it has ended: an\n"
-      "idle daemon has nothing to show. Start a request meanwhile.\n\n"
+      "Recording begins with the next step of the engine, and a step shows when it has ended; "
+      "while\n"
+      "none has, recording goes on for up to a minute more. An idle daemon has nothing to show:\n"
+      "start a request meanwhile.\n\n"
       "Example:\n  ringfill trace --seconds 5 --out trace.json");
 }
 

@@ -48,6 +48,7 @@ class Sink {
 };
 
 std::string Left(const TraceOptions& options, const v1::TraceProgress& progress) {
+  if (progress.elapsed_s() > options.seconds) return "waiting for the first step to end";
   return absl::StrCat("recording, ",
                       FormatSeconds(std::max(0.0, options.seconds - progress.elapsed_s())),
                       " left, ", FormatCount(progress.spans()), " operations so far");
@@ -122,9 +123,7 @@ int RunTrace(const TraceOptions& options, Session session) {
   if (status.ok()) status = sink.Commit();
   if (!status.ok()) return ReportFailure(status, session.interrupt, console);
   if (summary.spans() == 0) {
-    console.PrintNote(
-        "no step ended in that time: nothing ran, or a step takes longer; try again "
-        "while a request runs, or with more --seconds");
+    console.PrintNote("no step ended in that time: nothing ran; try again while a request runs");
   }
   if (summary.dropped() > 0) {
     console.PrintNote(absl::StrCat(FormatCount(summary.dropped()),

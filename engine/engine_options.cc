@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "engine/compute/attention/attention.h"
 #include "engine/compute/attention/kv_layout.h"
 #include "kvcache/kv_geometry.h"
 
@@ -82,6 +83,7 @@ absl::Status CheckOptions(const EngineOptions& o) {
 absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, EngineInfo& info) {
   const KvBlockShape shape{info.kv_dtype, model.head_dim, o.page_tokens};
   const KvGeometry geometry{model.layers, model.kv_heads, o.page_tokens, shape.BlockBytes()};
+  info.attention_kernel = std::string(MakeAttentionKernel(shape, o.isa)->name());
   const auto page_bytes = static_cast<int64_t>(geometry.PageBytes());
   int64_t bytes = o.kv_memory_bytes;
   if (bytes == 0) {

@@ -29,7 +29,7 @@ struct EngineStatus {
   int64_t recomputed_tokens = 0;  // because a rank was lost
   uint64_t epoch = 1;
   int slots = 0;
-  double imbalance = 1;  // work of the busiest rank over the mean, all steps
+  double imbalance = 1;       // work of the busiest rank over the mean, all steps
   int64_t trace_dropped = 0;  // spans of traces that nobody took in time, since start
   bool draining = false;
   double seconds_since_progress = 0;  // while there is work; else 0

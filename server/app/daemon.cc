@@ -167,6 +167,7 @@ absl::Status Daemon::Impl::StartTracer() {
   }
   tracer_ = std::make_unique<Tracer>(
       TraceSource{.set_tracing = [this](bool on) { engine_->SetTracing(on); },
+                  .busy = [this] { return engine_->Status().running > 0; },
                   .take = [this] { return engine_->TakeTrace(); },
                   .dropped = [this] { return engine_->Status().trace_dropped; }},
       clock_, std::move(file), SlowClientTimeout(config_));
@@ -244,6 +245,9 @@ void Daemon::Impl::LogStarted() const {
        {"kv_dtype", DTypeName(info.kv_dtype)},
        {"isa", info.isa},
        {"attention_kernel", info.attention_kernel},
+       {"numerics", info.strict ? "strict" : "fast"},
+       {"layout", LayoutName(info.layout)},
+       {"transport", info.transport},
        {"stripe_tokens", info.stripe_tokens},
        {"page_tokens", info.page_tokens},
        {"chunk_tokens", info.chunk_tokens},

@@ -69,11 +69,13 @@ void Tracer::Poll() {
 
 Tracer::Notice Tracer::Advance(Instant now) {
   if (!recording_) {
-    if (overdue_told_ || now - until_ < take_limit_) return Notice::kNone;
+    if (overdue_told_ || now - ended_ < take_limit_) return Notice::kNone;
     overdue_told_ = true;
     return Notice::kOverdue;
   }
-  if (now >= until_) {
+  const bool early = kept_.spans == 0 && now < until_ + kPatience && source_.busy();
+  if (now >= until_ && !early) {
+    ended_ = now;
     kept_.dropped += source_.dropped() - dropped_before_;
     EndRecording();
     return Notice::kRecorded;

@@ -18,6 +18,7 @@ namespace ringfill {
 // The engine's side of it, all thread-safe.
 struct TraceSource {
   std::function<void(bool)> set_tracing;
+  std::function<bool()> busy;        // a step may be under way
   std::function<RankSpans()> take;   // what was recorded since the last call
   std::function<int64_t()> dropped;  // spans that it could not keep, since start
 };
@@ -34,6 +35,7 @@ class Tracer {
  public:
   // Spans kept for a client.
   static constexpr int64_t kMaxRecordedSpans = int64_t{1} << 19;
+  static constexpr Duration kPatience = std::chrono::seconds(60);
   static constexpr Duration kProgressPeriod = std::chrono::milliseconds(500);
 
   // Called from Poll, without the tracer's lock.
@@ -50,7 +52,8 @@ class Tracer {
   Tracer(TraceSource source, const Clock& clock, std::unique_ptr<TraceFile> file,
          Duration take_limit);
 
-  // Records for `listener` from the next step on. RESOURCE_EXHAUSTED while the listener of an
+  // Records for `listener` from the next step on; past `duration`, waits at most kPatience for the
+  // first step to end while the engine is busy. RESOURCE_EXHAUSTED while the listener of an
   // earlier recording exists. One that ceases to exist ends its recording.
   absl::Status Record(Duration duration, const std::shared_ptr<Listener>& listener);
   void Poll();
@@ -79,6 +82,7 @@ class Tracer {
   int64_t dropped_before_ ABSL_GUARDED_BY(mutex_) = 0;
   Instant begun_ ABSL_GUARDED_BY(mutex_);
   Instant until_ ABSL_GUARDED_BY(mutex_);
+  Instant ended_ ABSL_GUARDED_BY(mutex_);
   Instant told_ ABSL_GUARDED_BY(mutex_);  // the last progress
   bool overdue_told_ ABSL_GUARDED_BY(mutex_) = false;
 };

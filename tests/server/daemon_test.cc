@@ -265,6 +265,7 @@ TEST(StatusTest, DescribesModelAndEngine) {
   EXPECT_EQ(status.version(), Version());
   EXPECT_EQ(status.ranks_size(), 2);
   EXPECT_EQ(status.compute_dtype(), "f32");
+  EXPECT_NE(status.attention_kernel(), "");
   EXPECT_GT(status.kv_tokens(), static_cast<uint64_t>(kTinyContext));
   EXPECT_FALSE(status.draining());
   EXPECT_EQ(status.epoch(), 1u);

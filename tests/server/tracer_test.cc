@@ -52,6 +52,7 @@ class TracerTest : public ::testing::Test {
     if (file_spans > 0) file = TraceFile::Create(path_, file_spans).value();
     tracer_ =
         std::make_unique<Tracer>(TraceSource{.set_tracing = [this](bool on) { on_ = on; },
+                                             .busy = [this] { return busy_; },
                                              .take = [this] { return std::exchange(pending_, {}); },
                                              .dropped = [this] { return dropped_; }},
                                  clock_, std::move(file), seconds(60));
@@ -87,6 +88,7 @@ class TracerTest : public ::testing::Test {
   const std::string path_ = ::testing::TempDir() + "tracer_" + std::to_string(getpid()) + ".json";
   ManualClock clock_;
   bool on_ = false;
+  bool busy_ = false;
   RankSpans pending_;
   int64_t dropped_ = 0;
   std::unique_ptr<Tracer> tracer_;
@@ -125,6 +127,27 @@ TEST_F(TracerTest, WhatCameBeforeIsNotPartOfIt) {
   After(seconds(1));
   EXPECT_EQ(ears_->recording->spans, 0);
   EXPECT_EQ(ears_->recording->dropped, 0);
+}
+
+TEST_F(TracerTest, WaitsForAStepThatTakesLonger) {
+  Make();
+  busy_ = true;
+  ASSERT_TRUE(tracer_->Record(seconds(1), ears_).ok());
+  After(seconds(20));
+  EXPECT_FALSE(ears_->recording.has_value());
+  EXPECT_EQ(ears_->progresses, 1);
+  Work(0, 3);
+  After(milliseconds(100));
+  EXPECT_EQ(ears_->recording->spans, 3);
+  EXPECT_FALSE(on_);
+}
+
+TEST_F(TracerTest, DoesNotWaitForever) {
+  Make();
+  busy_ = true;
+  ASSERT_TRUE(tracer_->Record(seconds(1), ears_).ok());
+  After(seconds(1) + Tracer::kPatience);
+  EXPECT_EQ(ears_->recording->spans, 0);
 }
 
 TEST_F(TracerTest, OneAtATime) {
