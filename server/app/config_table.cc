@@ -175,6 +175,9 @@ std::vector<ConfigKey> RingKeys() {
            "ringfilld worker --leader HOST:PORT --rank K."),
       Duration("ring.join_timeout_s", "60", &Config::ring_join_timeout_s, 0.1,
                "Seconds that all workers get to join at start."),
+      Duration("ring.heartbeat_timeout_s", "3", &Config::ring_heartbeat_timeout_s, 1,
+               "Seconds of silence after which a worker process, or its daemon, is taken for "
+               "gone."),
   };
 }
 

@@ -11,6 +11,7 @@
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/app/engine_options.h"
+#include "server/app/ring_workers.h"
 #include "server/app/watcher.h"
 #include "server/metrics/metrics_endpoint.h"
 #include "server/rpc/engine_call.h"
@@ -115,6 +116,7 @@ class Daemon::Impl {
   const ServedModel model_;
   Metrics metrics_;
   ServerMetrics server_metrics_;
+  WorkerMetrics worker_metrics_{metrics_};
   OpenCalls calls_;
   // Calls use the services until their end, and the queues' closures may be the last to hold one.
   std::unique_ptr<RpcServices> services_;
@@ -149,7 +151,11 @@ absl::Status Daemon::Impl::StartEngine() {
   for (const std::string& warning : ConfigWarnings(config_, model_.model->config())) {
     Log(LogLevel::kWarning, warning);
   }
-  RF_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(config_));
+  RF_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(config_));
+  if (config_.ring_transport == "processes") {
+    RF_ASSIGN_OR_RETURN(options.workers,
+                        MakeWorkersFactory(config_, options, model_.model, worker_metrics_));
+  }
   RF_ASSIGN_OR_RETURN(engine_,
                       Engine::Create(options, model_.model, model_.tokenizer, metrics_, clock_));
   return absl::OkStatus();
