@@ -26,6 +26,10 @@ class TransportSizeTest : public testing::TestWithParam<std::tuple<Transport, in
   size_t part_bytes() const {
     return bytes() == kLargeBytes ? bytes() / std::get<1>(GetParam()) : bytes();
   }
+  // Large messages are tried fewer times.
+  int turns(int small) const { return bytes() == kLargeBytes ? 1 : small; }
+  // Of one of several messages at once.
+  size_t share_bytes() const { return std::min<size_t>(bytes(), (8 << 20) + 3); }
   std::vector<absl::Status> Spawn(const LocalRing::RankFunction& fn) {
     return LocalRing::SpawnOver(std::get<0>(GetParam()).make, std::get<1>(GetParam()), fn);
   }
@@ -88,17 +92,20 @@ absl::Status RunRing(Communicator& comm, int layer, size_t bytes) {
 
 TEST_P(TransportSizeTest, RingDeliversEveryShardWithItsHeader) {
   ExpectAllOk(Spawn([&](Communicator& comm) -> absl::Status {
-    for (int layer = 0; layer < 2; ++layer) RF_RETURN_IF_ERROR(RunRing(comm, layer, bytes()));
+    for (int layer = 0; layer < turns(2); ++layer)
+      RF_RETURN_IF_ERROR(RunRing(comm, layer, bytes()));
     return absl::OkStatus();
   }));
 }
 
-// Every rank trades with rank r + k and r - k, for each k: all pairs, all at once.
+// Every rank trades with rank r + k and r - k, for each k: all pairs, all at once. Large ones go
+// both ways round.
 TEST_P(TransportSizeTest, ShiftedExchangesReachEveryPair) {
   ExpectAllOk(Spawn([&](Communicator& comm) -> absl::Status {
     const int n = comm.size();
     Buffer send(bytes()), recv(bytes());
     for (int shift = 0; shift < n; ++shift) {
+      if (bytes() == kLargeBytes && shift != 1 && shift != n - 1) continue;
       const int to = (comm.rank() + shift) % n, from = (comm.rank() + n - shift) % n;
       FillPattern(send, comm.rank() * 8 + to);
       RF_RETURN_IF_ERROR(Exchange(comm, ExchangeOf(to, from, send, recv)));
@@ -112,7 +119,7 @@ TEST_P(TransportSizeTest, AllGatherDeliversEveryPartInRankOrder) {
   ExpectAllOk(Spawn([&](Communicator& comm) -> absl::Status {
     const size_t bytes = part_bytes();
     Buffer send(bytes), recv(bytes * comm.size());
-    for (int call = 0; call < 3; ++call) {
+    for (int call = 0; call < turns(3); ++call) {
       FillPattern(send, call * 10 + comm.rank());
       RF_RETURN_IF_ERROR(AllGather(comm, GatherOf(send, recv)));
       for (int peer = 0; peer < comm.size(); ++peer) {
@@ -128,7 +135,8 @@ TEST_P(TransportSizeTest, AllGatherDeliversEveryPartInRankOrder) {
 TEST_P(TransportSizeTest, StartedExchangesRunInOrderWhileComputeGoesOn) {
   ExpectAllOk(Spawn([&](Communicator& comm) -> absl::Status {
     constexpr int kInFlight = 4;
-    std::vector<Buffer> sends(kInFlight, Buffer(bytes())), recvs(kInFlight, Buffer(bytes()));
+    std::vector<Buffer> sends(kInFlight, Buffer(share_bytes())),
+        recvs(kInFlight, Buffer(share_bytes()));
     std::vector<TransferPtr> transfers;
     for (int i = 0; i < kInFlight; ++i) {
       FillPattern(sends[i], i * 10 + comm.rank());
@@ -157,7 +165,7 @@ TEST_P(TransportSizeTest, StartedExchangesRunInOrderWhileComputeGoesOn) {
 // The all-gathers are made while bytes of exchanges are on their way.
 TEST_P(TransportSizeTest, ExchangesAndAllGathersAtOnce) {
   ExpectAllOk(Spawn([&](Communicator& comm) -> absl::Status {
-    Buffer send(bytes()), recv(bytes());
+    Buffer send(share_bytes()), recv(share_bytes());
     Buffer part(100), parts(100 * comm.size());
     for (int turn = 0; turn < 3; ++turn) {
       FillPattern(send, turn * 10 + comm.rank());
