@@ -20,6 +20,7 @@ constexpr int kSpins = 1000;
 constexpr size_t kSlotBytes = 64 << 10;
 // How often a wait looks at a clock that is not the machine's.
 constexpr Duration kRecheck = std::chrono::milliseconds(50);
+constexpr Duration kLongestWait = std::chrono::hours(1);
 
 void Copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memmove(to.data(), from.data(), from.size());
@@ -38,8 +39,10 @@ class DeadlineTimer {
     return clock_.Now() >= deadline_ || Clock::Real().Now() - start_ >= budget_;
   }
   Instant NextLook() const {
+    // Capped, so that a deadline at the end of time does not wrap round.
     const Duration left = deadline_ - clock_.Now();
-    return Clock::Real().Now() + (&clock_ == &Clock::Real() ? left : std::min(kRecheck, left));
+    const Duration most = &clock_ == &Clock::Real() ? kLongestWait : kRecheck;
+    return Clock::Real().Now() + std::min(most, left);
   }
 
  private:
