@@ -18,7 +18,7 @@ struct LoopOptions {
   SchedulerOptions scheduler;
   int ranks = 4;
   int max_ranks = 6;
-  int sequences = 300;
+  int sequences = 150;
   int64_t max_prompt = 700;
   int64_t max_new = 40;
   bool failures = true;
@@ -279,20 +279,20 @@ TEST(EngineLoopTest, RanksDieAndJoin) {
     unfit += loop.unfit();
     recomputed += loop.recomputed();
   }
-  EXPECT_GT(finished, 1000);
+  EXPECT_GT(finished, 500);
   EXPECT_GT(recomputed, 1000);
   EXPECT_GT(unfit, 0);
 }
 
 TEST(EngineLoopTest, StrictPlans) {
-  for (uint32_t seed = 1; seed <= 4; ++seed) {
+  for (uint32_t seed = 1; seed <= 3; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
     LoopOptions options = Options(seed);
     options.scheduler.strict = true;
     Loop loop(options);
     loop.Run();
     ASSERT_FALSE(HasFailure());
-    EXPECT_GT(loop.finished(), 100);
+    EXPECT_GT(loop.finished(), 50);
   }
 }
 
@@ -304,7 +304,7 @@ TEST(EngineLoopTest, OtherLayouts) {
     Loop loop(options);
     loop.Run();
     ASSERT_FALSE(HasFailure());
-    EXPECT_GT(loop.finished(), 100);
+    EXPECT_GT(loop.finished(), 50);
   }
 }
 
@@ -315,15 +315,15 @@ TEST(EngineLoopTest, TightPool) {
   options.max_prompt = 300;
   Loop loop(options);
   loop.Run();
-  EXPECT_GT(loop.finished(), 50);
+  EXPECT_GT(loop.finished(), 25);
 }
 
 // One rank of N dies: at most 1/N of the tokens and one chunk are computed again.
 TEST(EngineLoopTest, ADeathCostsItsShareAndAChunk) {
   const RuleChooser chooser;
   for (int ranks = 2; ranks <= 6; ++ranks) {
-    for (int dies = 0; dies < ranks; ++dies) {
-      for (const int steps : {1, 5, 15, 16, 20}) {
+    for (int dies = 0; dies < ranks; dies += ranks - 1) {
+      for (const int steps : {1, 5, 13, 24}) {
         SCOPED_TRACE(testing::Message() << ranks << " ranks, " << dies << " dies at " << steps);
         SchedulerOptions options = Options(1).scheduler;
         options.pages_per_rank = 1000;
@@ -338,7 +338,7 @@ TEST(EngineLoopTest, ADeathCostsItsShareAndAChunk) {
         scheduler.Enqueue(std::move(spec));
         scheduler.Admit();
         int64_t computed = 0, generated = 0;
-        for (int step = 0; generated < 50; ++step) {
+        for (int step = 0; generated < 20; ++step) {
           const StepPlan plan = scheduler.Plan();
           ASSERT_FALSE(plan.empty());
           if (step == steps) {

@@ -128,17 +128,18 @@ void FakeCache::Execute(const StepPlan& plan) {
 
 void FakeCache::ExecuteTorn(const StepPlan& plan, uint32_t seed) {
   std::mt19937 rng(seed);
-  const auto tear = [&](const BlockTable& pages, int index, int64_t position) {
+  const auto tear = [&](const BlockTable& pages, int index, std::span<const Span> spans) {
     const Placement placement(plan.ranks, plan.placements[static_cast<size_t>(index)]);
-    if (rng() % 2 == 0) At(pages, placement, position) = HeldToken();
-  };
-  for (const PrefillChunk& chunk : plan.chunks) {
-    for (const Span& span : chunk.spans) {
-      for (int64_t p = span.begin; p < span.end; ++p) tear(chunk.pages, chunk.placement, p);
+    for (const Span& span : spans) {
+      for (int64_t p = span.begin; p < span.end; ++p) {
+        if (rng() % 2 == 0) At(pages, placement, p) = HeldToken();
+      }
     }
-  }
+  };
+  for (const PrefillChunk& chunk : plan.chunks) tear(chunk.pages, chunk.placement, chunk.spans);
   for (const DecodeToken& decode : plan.decodes) {
-    tear(decode.pages, decode.placement, decode.position);
+    const Span span = {decode.position, decode.position + 1};
+    tear(decode.pages, decode.placement, {&span, 1});
   }
 }
 
