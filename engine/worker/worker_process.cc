@@ -16,6 +16,8 @@
 namespace ringfill {
 namespace {
 
+// A leader that starts workers listens already: who does not reach it has lost it.
+constexpr Duration kStartedLimit = std::chrono::seconds(2);
 constexpr Duration kOneCall = std::chrono::seconds(5);
 constexpr Duration kFirstPause = std::chrono::milliseconds(100);
 constexpr Duration kMostPause = std::chrono::seconds(10);
@@ -51,7 +53,7 @@ WorkerEnd WorkerProcess::Run() {
   model_ = *std::move(model);
   digest_ = ModelDigest(model_->file());
   Duration pause = kFirstPause;
-  give_up_at_ = Clock::Real().Now() + options_.join_limit;
+  give_up_at_ = Clock::Real().Now() + (options_.rejoin ? options_.join_limit : kStartedLimit);
   while (true) {
     const std::optional<WorkerEnd> end = RunSession();
     if (end.has_value()) return *end;

@@ -35,7 +35,8 @@ struct WorkerOptions {
   CpuIsa best_isa = DetectCpuIsa();
   // Where its end of the ring listens; empty: the address that it calls the leader from.
   std::string data_host = {};
-  // A lost connection is made anew, for as long as a first one is tried.
+  // Not started by its leader: it calls until the leader is there, and calls again when it has lost
+  // it, each time for so long.
   bool rejoin = false;
   Duration join_limit = std::chrono::seconds(60);
   uint32_t version = kControlVersion;  // tests claim others

@@ -60,7 +60,8 @@ std::map<int, pid_t> WorkersOf(pid_t parent, const std::string& word) {
   for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
     const std::string name = entry.path().filename();
     if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    if (ParentOf(entry.path()) != parent) continue;
+    const pid_t its_parent = ParentOf(entry.path());
+    if (its_parent < 0 || (parent != 0 && its_parent != parent)) continue;
     const std::string command = ReadAll(entry.path() / "cmdline");
     const std::string rank = WordAfter(command, "--rank");
     if (rank.empty() || command.find(word) == std::string::npos) continue;

@@ -41,7 +41,7 @@ class ProcessRing {
 WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions roster, CpuIsa isa,
                               WorkerMetrics& metrics);
 
-// Processes with this parent whose command line holds `word`: pid by "--rank".
+// Processes with this parent (0: any) whose command line holds `word`: pid by "--rank".
 std::map<int, pid_t> WorkersOf(pid_t parent, const std::string& word);
 
 // False when `condition` did not come true within the limit. Asks again and again.

@@ -2,13 +2,11 @@
 // leads some and can be killed.
 //
 //   ring_process worker --leader A --rank K --secret-fd F --model M [--version V] [--dtype f32]
-//   ring_process lead RANKS MODEL    prints "ready", then waits for the end of its input
+//   ring_process lead RANKS MODEL    until it is killed
 #include <unistd.h>
 
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <map>
 #include <string>
 
@@ -51,10 +49,7 @@ int RunWorker(int argc, char** argv) {
 
 int Lead(int ranks, const std::string& model) {
   ProcessRing ring(model, SmallOptions(ranks), RosterForTests(model));
-  std::cout << "ready" << std::endl;
-  while (std::cin.get() != EOF) {
-  }
-  return 0;
+  while (true) pause();
 }
 
 }  // namespace
