@@ -140,10 +140,10 @@ TEST_P(PeerTest, ExchangeOfUnequalSizesIsDataLossOnBothSides) {
 
 TEST_P(PeerTest, AllGatherOfUnequalSizesIsDataLoss) {
   // Small ones, a small and a large one, an empty one, large ones.
-  for (const auto& [others, odd] : std::vector<std::pair<size_t, size_t>>{
+  for (const std::pair<size_t, size_t>& sizes : std::vector<std::pair<size_t, size_t>>{
            {4, 5}, {4, 1 << 20}, {1 << 20, 4}, {4, 0}, {0, 4}, {1 << 20, (1 << 20) + 1}}) {
     ExpectAll(Spawn([&](Communicator& comm) -> absl::Status {
-                const size_t bytes = comm.rank() == 1 ? odd : others;
+                const size_t bytes = comm.rank() == 1 ? sizes.second : sizes.first;
                 Buffer send(bytes), recv(bytes * comm.size());
                 return AllGather(comm, GatherOf(send, recv));
               }),

@@ -202,7 +202,8 @@ struct FaultCase {
 class TcpFaultTest : public testing::TestWithParam<FaultCase> {};
 
 TEST_P(TcpFaultTest, IsFoundInTimeOnEveryRank) {
-  const auto& [fault, code] = GetParam();
+  const Fault fault = GetParam().fault;
+  const absl::StatusCode code = GetParam().code;
   const int64_t places[] = {0, 1, 63, 64, 200, 5000, 100000, 300000, 1000000};
   for (const int ranks : {2, 3}) {
     for (const int64_t place : places) {
