@@ -193,13 +193,12 @@ void Leader::HandlePrefilled(const StepPlan& plan, const std::vector<RankStepRes
     }
   }
   const Instant now = p_.clock.Now();
-  for (size_t c = 0; c < plan.chunks.size(); ++c) {
-    const PrefillChunk& chunk = plan.chunks[c];
+  for (const PrefillChunk& chunk : plan.chunks) {
     const auto it = active_.find(chunk.sequence);
-    if (it == active_.end()) continue;
+    // Where a chunk ends says nothing: it may have filled holes.
+    if (it == active_.end() || it->second->prefilled()) continue;
+    if (p_.scheduler.PromptMissing(chunk.sequence) != 0) continue;
     Generation& generation = *it->second;
-    const bool last = chunk.end() == static_cast<int64_t>(generation.request().prompt.size());
-    if (!last || Stopped(results, c)) continue;
     generation.NotePrefilled(now);
     if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
   }

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "engine/comm/tcp/tcp.h"
 #include "engine/cost/calibrate.h"
+#include "engine/schedule/plan_check.h"
 #include "engine/schedule/plan_codec.h"
 #include "engine/worker/result_codec.h"
 #include "engine/worker/run_step.h"
@@ -259,6 +260,8 @@ void WorkerSession::RunStep(const StepMessage& message) {
   } else if (!formed || plan->epoch != epoch) {
     result.status = absl::FailedPreconditionError(
         absl::StrCat("a plan of epoch ", plan->epoch, ", this worker is at ", epoch));
+  } else if (absl::Status safe = CheckPlan(*plan, LimitsOfPlans()); !safe.ok()) {
+    result.status = std::move(safe);
   } else {
     const StepControl control{.should_stop = [&](int chunk) { return ShouldStop(*plan, chunk); },
                               .on_layer =
@@ -272,6 +275,17 @@ void WorkerSession::RunStep(const StepMessage& message) {
   }
   link_->Send(
       ResultMessage{plan.ok() ? plan->epoch : 0, plan.ok() ? plan->step : 0, EncodeResult(result)});
+}
+
+PlanLimits WorkerSession::LimitsOfPlans() const {
+  const KvGeometry& geometry = machine_->cpu_model.geometry();
+  const int ranks = machine_->rank.ranks();
+  return {.ranks = ranks,
+          .page_tokens = geometry.page_tokens,
+          .pages_per_rank = machine_->device.pages(),
+          .vocab = parts_.model->config().vocab,
+          // No sequence is longer than all pages hold.
+          .max_positions = machine_->device.pages() * ranks * geometry.page_tokens};
 }
 
 absl::StatusOr<std::vector<double>> WorkerSession::MeasureFigures(Duration limit) {

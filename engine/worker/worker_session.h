@@ -14,6 +14,7 @@
 #include "engine/comm/tcp/secret.h"
 #include "engine/compute/cpu/cpu_device.h"
 #include "engine/compute/cpu/cpu_model.h"
+#include "engine/schedule/plan_check.h"
 #include "engine/worker/control_link.h"
 #include "engine/worker/control_message.h"
 #include "engine/worker/rank.h"
@@ -54,6 +55,8 @@ class WorkerSession {
   void Form(const FormMessage& form);
   absl::StatusOr<std::shared_ptr<Communicator>> MakeRing(const FormMessage& form);
   void RunStep(const StepMessage& message);
+  // What a plan for this rank may ask, whoever wrote it.
+  PlanLimits LimitsOfPlans() const;
   bool ShouldStop(const StepPlan& plan, int chunk);
   void AnswerMemory(uint64_t question);
   void Measure(const MeasureMessage& ask);
