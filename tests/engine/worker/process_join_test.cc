@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/engine_cases.h"
 #include "tests/engine/worker/process_ring.h"
+#include "tests/testing/fault_proxy.h"
 
 namespace ringfill {
 namespace {
@@ -207,6 +208,34 @@ TEST_F(ElsewhereTest, MessagesOutOfTurnEndTheirConnectionAlone) {
   }
   ExpectServes();
   EXPECT_EQ(ring_->engine().Status().failed_steps, 0);
+}
+
+// A network that swallows everything without a word: both ends find out by themselves, and the
+// worker comes back when it can.
+TEST(BlackholeTest, BothEndsNoticeAndTheWorkerComesBack) {
+  const std::string path = WriteTinyModel(TinyModelOptions());
+  RosterOptions roster = Elsewhere(path);
+  roster.heartbeat_timeout = std::chrono::milliseconds(1500);
+  const auto proxy = FaultProxy::Start(roster.listen);
+  const auto near = StartWorker(roster.listen, 0, path, kSecret, {"--rejoin", "yes"});
+  const auto far = StartWorker(proxy->address(), 1, path, kSecret, {"--rejoin", "yes"});
+  ProcessRing ring(path, SmallOptions(2), roster);
+  const auto prompt = RandomPrompt(3000, 384, 5);
+  auto client = Client::Start(ring.engine(), Greedy(prompt, 3));
+  ASSERT_TRUE(client.ok());
+  const Instant cut = Clock::Real().Now();
+  proxy->Set({.fault = Fault::kBlackhole});
+  EXPECT_TRUE(Eventually([&] {
+    return ring.worker_metrics().lost[static_cast<size_t>(LossReason::kSilent)]->Value() == 1;
+  }));
+  EXPECT_LT(Seconds(Clock::Real().Now() - cut), 2.5);
+  const Outcome outcome = (*client)->Finish();
+  ExpectMatchesReference(ring.engine().model(), prompt, outcome, 1e-3);
+  proxy->Set({});
+  EXPECT_TRUE(Eventually([&] {
+    ring.runner().Run(Greedy({5, 6}, 1));
+    return ring.engine().Status().ranks.size() == 2;
+  }));
 }
 
 TEST(LeaderDeathTest, WorkersDoNotOutliveTheirLeader) {
