@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <memory>
 #include <thread>
 
+#include "base/aligned_buffer.h"
+#include "engine/stream/event.h"
 #include "tests/testing/local_ring.h"
 
 namespace ringfill {
@@ -48,6 +51,33 @@ TEST(LocalTest, DeadlinesEndThoughTheGroupsClockStandsStill) {
     return comm.Barrier(Instant(std::chrono::milliseconds(10)));
   });
   EXPECT_EQ(statuses[1].code(), absl::StatusCode::kDeadlineExceeded) << statuses[1];
+}
+
+// Buffers are given back right after an abort, while peers may be copying from them: they must not
+// be (a read of memory that is gone ends the process).
+TEST(LocalTest, LargePartsStayUntilTheirReadersAreDone) {
+  constexpr size_t kBytes = 32 << 20;
+  for (int attempt = 0; attempt < 20; ++attempt) {
+    const auto pause = std::chrono::microseconds(attempt * 700);
+    LocalRing::SpawnOver([](int ranks) { return MakeLocalGroup(ranks); }, 3,
+                         [&](Communicator& comm) {
+                           const AlignedBuffer send(kBytes), recv(3 * kBytes);
+                           Communicator::AllGatherArgs args;
+                           args.send = send.span();
+                           args.recv = recv.span();
+                           args.deadline = Clock::Real().Now() + std::chrono::seconds(60);
+                           if (comm.rank() != 0)
+                             return comm.StartAllGather(args)->Await(Instant::max());
+                           const auto held = std::make_shared<HostEvent>();
+                           args.after = {held};
+                           const TransferPtr transfer = comm.StartAllGather(args);
+                           held->Complete(absl::OkStatus());
+                           const Instant until = Clock::Real().Now() + pause;
+                           while (Clock::Real().Now() < until) std::this_thread::yield();
+                           comm.Abort(absl::CancelledError("enough"));
+                           return transfer->Await(Instant::max());
+                         });
+  }
 }
 
 }  // namespace

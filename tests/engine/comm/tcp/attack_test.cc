@@ -255,7 +255,8 @@ TEST(AttackTest, CallersThatCannotProveThemselvesGetANonceAtMost) {
   Random random(77);
   for (int attempt = 0; attempt < kHelloAttacks; ++attempt) {
     const Bytes seen = AttackListener(random, *listener, recorded);
-    ASSERT_LE(seen.size(), Handshake::kHelloBytes) << attempt;
+    EXPECT_LE(seen.size(), Handshake::kHelloBytes) << attempt;
+    if (HasFailure()) break;
   }
   EXPECT_EQ(let_in, 0);
   EXPECT_GE(listener->refused(), kHelloAttacks);

@@ -37,6 +37,7 @@ absl::Status Shake(Handshake& initiator, Handshake& acceptor, Recording* recordi
 TEST(HandshakeTest, BothEndsKnowEachOtherAndShareKeys) {
   Handshake initiator(Side::kInitiator, RankCredentials(TestSecret(), 0));
   Handshake acceptor(Side::kAcceptor, RankCredentials(TestSecret(), 1));
+  EXPECT_TRUE(acceptor.TakeOutput().empty()) << "speaks before it is spoken to";
   ASSERT_TRUE(Shake(initiator, acceptor).ok());
   ASSERT_TRUE(initiator.done() && acceptor.done());
   EXPECT_EQ(initiator.wanted(), 0u);

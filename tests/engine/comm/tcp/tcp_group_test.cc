@@ -262,6 +262,35 @@ TEST(TcpNetworkTest, ASlowNetworkIsNoFailure) {
   ExpectAllOk(site.Run([](Communicator& comm) { return Traffic(comm, 10, 300000, seconds(60)); }));
 }
 
+// The part of an all-gather that comes a call early and slowly, so that its call begins between
+// its first byte and its last.
+TEST(TcpNetworkTest, AnEarlyPartMayStillBeComingWhenItsCallBegins) {
+  Site site(2);
+  ExpectAllOk(site.Form());
+  FaultPlan slow;
+  slow.fault = Fault::kTrickle;
+  slow.delay = std::chrono::microseconds(100);
+  site.proxies[1]->Set(slow);
+  const int64_t before = site.proxies[1]->bytes();
+  ExpectAllOk(site.Run([&](Communicator& comm) -> absl::Status {
+    Buffer one(1), other(1), part(1000), parts(2000);
+    FillPattern(part, comm.rank());
+    const auto held = Pending();
+    std::vector<EventPtr> after;
+    if (comm.rank() == 0) after.push_back(held);
+    // Keeps rank 1's lane reading.
+    const TransferPtr exchange =
+        comm.StartExchange(ExchangeOf(Next(comm), Previous(comm), one, other, Soon(), after));
+    while (comm.rank() == 1 && site.proxies[1]->bytes() < before + 300) std::this_thread::yield();
+    const TransferPtr gather = comm.StartAllGather(GatherOf(part, parts));
+    RF_RETURN_IF_ERROR(gather->Await(Soon()));
+    held->Complete(absl::OkStatus());
+    RF_RETURN_IF_ERROR(exchange->Await(Soon()));
+    RF_RETURN_IF_ERROR(CheckPattern(std::span(parts).first(1000), 0, "rank 0's part"));
+    return CheckPattern(std::span(parts).subspan(1000), 1, "rank 1's part");
+  }));
+}
+
 TEST(TcpNetworkTest, ARankThatGoesIsNamed) {
   Site site(3);
   ExpectAllOk(site.Form());
