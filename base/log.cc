@@ -4,6 +4,7 @@
 #include <ctime>
 #include <string>
 
+#include "base/mutex.h"
 #include "spdlog/sinks/stdout_sinks.h"
 #include "spdlog/spdlog.h"
 
@@ -36,6 +37,16 @@ spdlog::logger& Logger() {
   return *logger;
 }
 
+// Never destroyed, for the same reason.
+struct Context {
+  Mutex mutex;
+  nlohmann::json fields ABSL_GUARDED_BY(mutex) = nlohmann::json::object();
+};
+Context& LogContext() {
+  static Context* const context = new Context;
+  return *context;
+}
+
 std::string UtcNow() {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto ms = std::chrono::duration_cast<std::chrono::milliseconds>(now).count();
@@ -55,12 +66,21 @@ void SetLogLevel(LogLevel level) { Logger().set_level(ToSpdlog(level)); }
 
 bool LogEnabled(LogLevel level) { return Logger().should_log(ToSpdlog(level)); }
 
+void SetLogContext(const nlohmann::json& fields) {
+  MutexLock lock(&LogContext().mutex);
+  LogContext().fields = fields;
+}
+
 void Log(LogLevel level, std::string_view message, const nlohmann::json& fields) {
   if (!LogEnabled(level)) return;
   nlohmann::ordered_json line;
   line["time"] = UtcNow();
   line["level"] = spdlog::level::to_string_view(ToSpdlog(level)).data();
   line["message"] = message;
+  {
+    MutexLock lock(&LogContext().mutex);
+    for (const auto& [key, value] : LogContext().fields.items()) line[key] = value;
+  }
   for (const auto& [key, value] : fields.items()) line[key] = value;
   Logger().log(ToSpdlog(level), "{}",
                line.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));

@@ -18,6 +18,9 @@ void SetLogLevel(LogLevel level);
 // True when lines of `level` are written: ask before building costly fields.
 bool LogEnabled(LogLevel level);
 
+// Fields that every line of this process starts with from now on, after the message: who speaks.
+void SetLogContext(const nlohmann::json& fields);
+
 // `fields` is a JSON object; invalid UTF-8 in strings is replaced, never thrown on.
 void Log(LogLevel level, std::string_view message,
          const nlohmann::json& fields = nlohmann::json::object());

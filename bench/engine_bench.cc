@@ -20,6 +20,8 @@ struct Options {
   int64_t tokens = 2048;
   int decode = 32;
   int repeats = 3;
+  int64_t warmup_tokens = 0;
+  bool json = false;
   std::string dtype = "auto";
   std::string isa = "auto";
 };
@@ -50,7 +52,7 @@ absl::StatusOr<DoneEvent> RunOnce(Engine& engine, const Options& o, uint32_t see
     ready = true;
   }));
   while (true) {
-    if (std::optional<Event> event = outbox->TryPop()) {
+    if (std::optional<RequestEvent> event = outbox->TryPop()) {
       if (auto* failed = std::get_if<FailedEvent>(&*event)) return failed->status;
       if (auto* done = std::get_if<DoneEvent>(&*event)) return *done;
       continue;
@@ -59,6 +61,36 @@ absl::StatusOr<DoneEvent> RunOnce(Engine& engine, const Options& o, uint32_t see
     mutex.Await(absl::Condition(&ready));
     ready = false;
   }
+}
+
+// Of the time in which the communication lanes moved bytes, the part in which their rank computed.
+double HiddenShare(const EngineStatus& before, const EngineStatus& after) {
+  double transfer_s = 0;
+  double hidden_s = 0;
+  for (size_t r = 0; r < after.ranks.size(); ++r) {
+    transfer_s += after.ranks[r].transfer_s - before.ranks[r].transfer_s;
+    hidden_s += after.ranks[r].hidden_s - before.ranks[r].hidden_s;
+  }
+  return transfer_s > 0 ? hidden_s / transfer_s : 1;
+}
+
+void Report(const Options& o, const DoneEvent& done, double hidden_share) {
+  const double decode_s = done.timings.decode_ms / 1e3;
+  const double decode_rate = decode_s > 0 ? (o.decode - 1) / decode_s : 0.0;
+  const double rate = 1e3 * static_cast<double>(o.tokens) / done.timings.prefill_ms;
+  if (o.json) {
+    std::printf(
+        "{\"prefill_ms\": %.3f, \"tokens_per_s\": %.1f, \"decode_per_s\": %.2f, "
+        "\"hidden_share\": %.4f}\n",
+        done.timings.prefill_ms, rate, decode_rate, hidden_share);
+    return;
+  }
+  std::printf("prefill %8.1f ms %8.1f tok/s   decode %7.1f tok/s   hidden %3.0f %%   shares",
+              done.timings.prefill_ms, rate, decode_rate, 100 * hidden_share);
+  for (const RankShare& share : done.ranks) {
+    std::printf("  %.0f/%.0f", share.busy_ms, share.wait_ms);
+  }
+  std::printf("\n");
 }
 
 absl::Status Run(Options o) {
@@ -74,17 +106,15 @@ absl::Status Run(Options o) {
   const EngineInfo& info = engine->info();
   std::printf("ranks %d x %d threads, %s, kernel %s\n", info.ranks, info.threads_per_rank,
               std::string(DTypeName(info.dtype)).c_str(), info.attention_kernel.c_str());
+  if (o.warmup_tokens > 0) {
+    Options warmup = o;
+    warmup.tokens = o.warmup_tokens;
+    RF_RETURN_IF_ERROR(RunOnce(*engine, warmup, 1000).status());
+  }
   for (int i = 0; i < o.repeats; ++i) {
+    const EngineStatus before = engine->Status();
     RF_ASSIGN_OR_RETURN(DoneEvent done, RunOnce(*engine, o, static_cast<uint32_t>(i)));
-    const double decode_s = done.timings.decode_ms / 1e3;
-    std::printf("prefill %8.1f ms %8.1f tok/s   decode %7.1f tok/s   shares",
-                done.timings.prefill_ms,
-                1e3 * static_cast<double>(o.tokens) / done.timings.prefill_ms,
-                decode_s > 0 ? (o.decode - 1) / decode_s : 0.0);
-    for (const RankShare& share : done.ranks) {
-      std::printf("  %.0f/%.0f", share.busy_ms, share.wait_ms);
-    }
-    std::printf("\n");
+    Report(o, done, HiddenShare(before, engine->Status()));
   }
   return absl::OkStatus();
 }
@@ -105,6 +135,8 @@ int main(int argc, char** argv) {
   app.add_option("--chunk", o.engine.chunk_tokens);
   app.add_option("--expanded-bytes", o.engine.expanded_weight_bytes);
   app.add_option("--repeats", o.repeats);
+  app.add_option("--warmup-tokens", o.warmup_tokens, "a prompt before the first; 0: none");
+  app.add_flag("--json", o.json, "one JSON object a repeat");
   CLI11_PARSE(app, argc, argv);
   const absl::Status status = ringfill::Run(o);
   if (!status.ok()) {

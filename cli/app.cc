@@ -62,6 +62,15 @@ const CLI::Validator kSeconds(
     },
     "", "");
 
+// As the daemon checks, but before a call.
+const CLI::Validator kTraceSeconds(
+    [](std::string& text) {
+      double seconds = 0;
+      const bool good = absl::SimpleAtod(text, &seconds) && seconds > 0 && seconds <= 60;
+      return good ? std::string() : std::string("must be a number of seconds above 0, at most 60");
+    },
+    "", "");
+
 const CLI::Validator kAddress(
     [](std::string& text) {
       return IsAddress(text) ? std::string()
@@ -158,6 +167,36 @@ void AddGenerate(CLI::App& app, GenerateOptions& options) {
       "-");
 }
 
+void AddTrace(CLI::App& app, TraceOptions& options) {
+  CLI::App& command =
+      *app.add_subcommand("trace", "Record what every rank does, for ui.perfetto.dev");
+  command.add_option("--seconds", options.seconds, "How long to record")
+      ->type_name("SECONDS")
+      ->check(kTraceSeconds)
+      ->capture_default_str();
+  command.add_option("--out", options.out, "The file to write; - is standard output")
+      ->type_name(kFileType)
+      ->required();
+  command.add_flag("--json", options.json,
+                   "Print {\"file\":F,\"seconds\":X,\"ranks\":N,\"spans\":N,\"dropped\":N,"
+                   "\"bytes\":N}");
+  command.add_flag_callback(
+      "--no-progress", [&options] { options.progress = ProgressMode::kNever; },
+      "Do not show progress on a terminal");
+  command.footer(
+      "Open the file at https://ui.perfetto.dev (it stays on your machine) or in\n"
+      "chrome://tracing. Each rank is a process with two lanes: what it computed, and what it "
+      "sent\n"
+      "and received meanwhile. Click on an operation to see its layer, ring round, bytes and\n"
+      "strategy. A gap in the compute lane below a long transfer is communication that was not\n"
+      "hidden.\n"
+      "Recording begins with the next step of the engine, and a step shows when it has ended; "
+      "while\n"
+      "none has, recording goes on for up to a minute more. An idle daemon has nothing to show:\n"
+      "start a request meanwhile.\n\n"
+      "Example:\n  ringfill trace --seconds 5 --out trace.json");
+}
+
 void AddOthers(CLI::App& app, Options& options) {
   CLI::App& score = *app.add_subcommand("score", "How likely the model finds a text");
   AddPromptFlags(score, options.score.prompt);
@@ -192,6 +231,8 @@ void AddOthers(CLI::App& app, Options& options) {
   status.add_flag("--json", options.status.json, "Print one JSON object");
   status.footer("Example:\n  ringfill --address 127.0.0.1:50051 status");
 
+  AddTrace(app, options.trace);
+
   CLI::App& completion =
       *app.add_subcommand(kCompletionCommand, "Print a completion script for a shell");
   completion.add_option("shell", options.completion.shell, "bash, zsh or fish")
@@ -207,6 +248,7 @@ int RunCommand(const CLI::App& app, const Options& options, Session session) {
   if (app.got_subcommand("tokenize")) return RunTokenize(options.tokenize, session);
   if (app.got_subcommand("detokenize")) return RunDetokenize(options.detokenize, session);
   if (app.got_subcommand("status")) return RunStatus(options.status, session);
+  if (app.got_subcommand("trace")) return RunTrace(options.trace, session);
   session.console.out << CompletionScript(app, options.completion.shell);
   return session.console.FlushOut() ? kDone : kRequestFailed;
 }

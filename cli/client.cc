@@ -5,7 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
+#include "ringfill/v1/error_details.pb.h"
 
 namespace ringfill::cli {
 namespace {
@@ -56,7 +58,13 @@ void Client::SetDeadline(grpc::ClientContext& context) const {
 }
 
 absl::Status FromGrpc(const grpc::Status& status) {
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  v1::StatusDetails details;
+  if (!details.ParseFromString(status.error_details())) return out;
+  for (const google::protobuf::Any& detail : details.details()) {
+    out.SetPayload(detail.type_url(), absl::Cord(detail.value()));
+  }
+  return out;
 }
 
 int ReportFailure(const absl::Status& status, const Interrupt& interrupt, Console& console) {

@@ -32,7 +32,7 @@ class Client {
   std::unique_ptr<v1::Ringfill::Stub> stub_;
 };
 
-// Both use one numbering of codes.
+// Both use one numbering of codes. Details of the gRPC status become payloads.
 absl::Status FromGrpc(const grpc::Status& status);
 
 // Prints the failure and gives the exit code: interrupted requests get a short line of their own.

@@ -21,6 +21,7 @@ int RunScore(const ScoreOptions& options, Session session);
 int RunTokenize(const TokenizeOptions& options, Session session);
 int RunDetokenize(const DetokenizeOptions& options, Session session);
 int RunStatus(const StatusOptions& options, Session session);
+int RunTrace(const TraceOptions& options, Session session);
 
 // Reads the prompt's files. INVALID_ARGUMENT is a usage error.
 absl::StatusOr<v1::GenerateRequest> BuildGenerateRequest(const GenerateOptions& options,

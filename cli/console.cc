@@ -4,12 +4,19 @@
 #include <unistd.h>
 
 #include <iostream>
+#include <optional>
+
+#include "cli/progress.h"
+#include "engine/request/retry.h"
 
 namespace ringfill::cli {
 
 void Console::PrintError(const absl::Status& status) {
   err << "ringfill: " << absl::StatusCodeToString(status.code()) << ": " << status.message()
       << std::endl;
+  if (const std::optional<Duration> delay = RetryAfter(status)) {
+    PrintNote("try again in " + FormatSeconds(Seconds(*delay)));
+  }
 }
 
 void Console::PrintNote(const std::string& message) { err << "ringfill: " << message << std::endl; }

@@ -18,7 +18,7 @@ struct Console {
   bool err_is_terminal = false;
   int columns = 80;  // of the terminal
 
-  // "ringfill: RESOURCE_EXHAUSTED: message" on err.
+  // "ringfill: RESOURCE_EXHAUSTED: message" on err, and when to try again where the status says so.
   void PrintError(const absl::Status& status);
   // "ringfill: message" on err.
   void PrintNote(const std::string& message);

@@ -31,6 +31,72 @@ std::string FormatBytes(double bytes) {
   return absl::StrFormat(unit == 0 ? "%.0f %s" : "%.1f %s", bytes, kUnits[unit]);
 }
 
+std::string FormatShare(double part, double whole) {
+  return whole > 0 ? absl::StrFormat("%.0f %%", 100 * part / whole) : "-";
+}
+
+// "home 80 %, dealt 20 %": the largest first, without those that never happened.
+std::string FormatShares(const google::protobuf::RepeatedPtrField<v1::TokenShare>& shares) {
+  std::vector<const v1::TokenShare*> used;
+  double all = 0;
+  for (const v1::TokenShare& share : shares) {
+    if (share.tokens() > 0) used.push_back(&share);
+    all += static_cast<double>(share.tokens());
+  }
+  std::stable_sort(used.begin(), used.end(),
+                   [](const auto* a, const auto* b) { return a->tokens() > b->tokens(); });
+  std::string text;
+  for (const v1::TokenShare* share : used) {
+    absl::StrAppend(&text, text.empty() ? "" : ", ", share->name(), " ",
+                    FormatShare(static_cast<double>(share->tokens()), all));
+  }
+  return text;
+}
+
+Json SharesJson(const google::protobuf::RepeatedPtrField<v1::TokenShare>& shares) {
+  Json json = Json::object();
+  for (const v1::TokenShare& share : shares) json[share.name()] = share.tokens();
+  return json;
+}
+
+// Columns as wide as their widest cell.
+std::string AlignedRows(const std::vector<std::vector<std::string>>& rows) {
+  std::vector<size_t> widths;
+  for (const std::vector<std::string>& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t c = 0; c < row.size(); ++c) widths[c] = std::max(widths[c], row[c].size());
+  }
+  std::string text;
+  for (const std::vector<std::string>& row : rows) {
+    std::string line;
+    for (size_t c = 0; c < row.size(); ++c) {
+      line += row[c] + std::string(widths[c] - row[c].size() + 2, ' ');
+    }
+    absl::StrAppend(&text, line.substr(0, line.find_last_not_of(' ') + 1), "\n");
+  }
+  return text;
+}
+
+std::string RankRows(const v1::GetStatusResponse& status) {
+  std::vector<std::vector<std::string>> rows = {
+      {"rank", "slots", "KV pages used", "busy", "", "waited", "sent", "at", "hidden"}};
+  for (const v1::RankStatus& rank : status.ranks()) {
+    const auto sent = static_cast<double>(rank.ring_bytes());
+    rows.push_back(
+        {absl::StrCat(rank.rank()), absl::StrCat(rank.slots()),
+         absl::StrCat(FormatCount(rank.kv_pages_used()), " of ",
+                      FormatCount(rank.kv_pages_total())),
+         FormatSeconds(rank.busy_s()), FormatShare(rank.busy_s(), rank.busy_s() + rank.wait_s()),
+         FormatSeconds(rank.wait_s()), FormatBytes(sent),
+         rank.transfer_s() > 0 ? absl::StrCat(FormatBytes(sent / rank.transfer_s()), "/s") : "-",
+         FormatShare(rank.hidden_s(), rank.transfer_s())});
+  }
+  return AlignedRows(rows);
+}
+
+// 0 where nothing was measured.
+double Ratio(double part, double whole) { return whole > 0 ? part / whole : 0; }
+
 Json LogprobsJson(const std::vector<v1::Token>& tokens) {
   Json list = Json::array();
   for (const v1::Token& token : tokens) {
@@ -140,12 +206,18 @@ std::string StatsTable(const v1::Done& done) {
 Json StatusJson(const v1::GetStatusResponse& status, const v1::GetModelResponse& model) {
   Json ranks = Json::array();
   for (const v1::RankStatus& rank : status.ranks()) {
-    ranks.push_back({{"rank", rank.rank()},
-                     {"kv_pages_total", rank.kv_pages_total()},
-                     {"kv_pages_used", rank.kv_pages_used()},
-                     {"busy_s", rank.busy_s()},
-                     {"wait_s", rank.wait_s()},
-                     {"ring_bytes", rank.ring_bytes()}});
+    ranks.push_back(
+        {{"rank", rank.rank()},
+         {"kv_pages_total", rank.kv_pages_total()},
+         {"kv_pages_used", rank.kv_pages_used()},
+         {"busy_s", rank.busy_s()},
+         {"wait_s", rank.wait_s()},
+         {"ring_bytes", rank.ring_bytes()},
+         {"slots", rank.slots()},
+         {"busy_share", Ratio(rank.busy_s(), rank.busy_s() + rank.wait_s())},
+         {"transfer_s", rank.transfer_s()},
+         {"ring_bytes_per_s", Ratio(static_cast<double>(rank.ring_bytes()), rank.transfer_s())},
+         {"hidden_share", Ratio(rank.hidden_s(), rank.transfer_s())}});
   }
   return {{"version", status.version()},
           {"uptime_s", status.uptime_s()},
@@ -166,6 +238,16 @@ Json StatusJson(const v1::GetStatusResponse& status, const v1::GetModelResponse&
           {"max_context_tokens", status.max_context_tokens()},
           {"kv_bytes", status.kv_bytes()},
           {"kv_tokens", status.kv_tokens()},
+          {"numerics", status.numerics()},
+          {"layout", status.layout()},
+          {"transport", status.transport()},
+          {"ring_ranks", status.ranks_size()},
+          {"slots", status.slots()},
+          {"failed_steps", status.failed_steps()},
+          {"recomputed_tokens", status.recomputed_tokens()},
+          {"imbalance", status.imbalance()},
+          {"mode_tokens", SharesJson(status.modes())},
+          {"strategy_tokens", SharesJson(status.strategies())},
           {"ranks", std::move(ranks)},
           {"model", ModelJson(model)}};
 }
@@ -181,10 +263,10 @@ std::string StatusTable(const v1::GetStatusResponse& status, const v1::GetModelR
   row("model", absl::StrCat(model.name(), " (", model.architecture(), ", ", model.layers(),
                             " layers, ", model.weights(), ")"));
   row("context", absl::StrCat(FormatCount(status.max_context_tokens()), " tokens"));
-  row("compute",
-      absl::StrCat(status.compute_dtype(), " on ", status.isa(), ", attention ",
-                   status.attention_kernel(), ", ", status.threads_per_rank(),
-                   status.threads_per_rank() == 1 ? " thread a rank" : " threads a rank"));
+  row("compute", absl::StrCat(status.compute_dtype(), " on ", status.isa(), ", attention ",
+                              status.attention_kernel(), ", ", status.threads_per_rank(),
+                              status.threads_per_rank() == 1 ? " thread a rank" : " threads a rank",
+                              status.numerics() == "strict" ? ", strict" : ""));
   row("KV cache",
       absl::StrCat(status.kv_dtype(), ", ", FormatCount(status.kv_tokens()), " tokens in ",
                    FormatBytes(static_cast<double>(status.kv_bytes())), ", pages of ",
@@ -195,14 +277,20 @@ std::string StatusTable(const v1::GetStatusResponse& status, const v1::GetModelR
                     " ago");
   }
   row("requests", load);
-  for (const v1::RankStatus& rank : status.ranks()) {
-    row(absl::StrCat("rank ", rank.rank()),
-        absl::StrCat(FormatCount(rank.kv_pages_used()), " of ", FormatCount(rank.kv_pages_total()),
-                     " KV pages in use, busy ", FormatSeconds(rank.busy_s()), ", waited ",
-                     FormatSeconds(rank.wait_s()), ", sent ",
-                     FormatBytes(static_cast<double>(rank.ring_bytes()))));
+  row("ring", absl::StrCat(status.ranks_size(), status.ranks_size() == 1 ? " rank" : " ranks",
+                           " as ", status.transport(), ", ", status.layout(), " over ",
+                           status.slots(), " slots, epoch ", status.epoch()));
+  if (status.failed_steps() > 0) {
+    row("repairs", absl::StrCat(FormatCount(status.failed_steps()), " failed steps, ",
+                                FormatCount(status.recomputed_tokens()), " tokens recomputed"));
   }
-  return table;
+  if (const std::string modes = FormatShares(status.modes()); !modes.empty()) {
+    row("prompts", absl::StrCat("computed ", modes));
+    const std::string strategies = FormatShares(status.strategies());
+    if (!strategies.empty()) row("", absl::StrCat("attended ", strategies));
+    row("balance", absl::StrFormat("busiest rank %.2f times the mean", status.imbalance()));
+  }
+  return table + "\n" + RankRows(status);
 }
 
 }  // namespace ringfill::cli

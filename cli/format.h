@@ -26,6 +26,7 @@ std::string StatsTable(const v1::Done& done);
 
 nlohmann::ordered_json StatusJson(const v1::GetStatusResponse& status,
                                   const v1::GetModelResponse& model);
+// A few lines about the daemon, then a row for each rank.
 std::string StatusTable(const v1::GetStatusResponse& status, const v1::GetModelResponse& model);
 
 // One line. Bytes that are not UTF-8 are replaced, never thrown on.

@@ -72,6 +72,13 @@ struct StatusOptions {
   bool json = false;
 };
 
+struct TraceOptions {
+  double seconds = 5;
+  std::string out;  // "-": standard output
+  bool json = false;
+  ProgressMode progress = ProgressMode::kAuto;
+};
+
 enum class Shell { kBash, kZsh, kFish };
 
 struct CompletionOptions {
@@ -85,6 +92,7 @@ struct Options {
   TokenizeOptions tokenize;
   DetokenizeOptions detokenize;
   StatusOptions status;
+  TraceOptions trace;
   CompletionOptions completion;
 };
 

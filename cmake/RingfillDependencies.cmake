@@ -2,6 +2,7 @@
 
 find_package(Threads REQUIRED)
 find_package(PkgConfig REQUIRED)
+find_package(OpenSSL REQUIRED COMPONENTS Crypto)
 find_package(absl REQUIRED)
 find_package(spdlog REQUIRED)
 find_package(prometheus-cpp CONFIG REQUIRED)

@@ -19,82 +19,16 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "base/status.h"
-#include "engine/compute/cpu_isa.h"
-#include "engine/compute/dtype.h"
+#include "engine/engine_options.h"
+#include "engine/engine_status.h"
 #include "engine/model/model.h"
 #include "engine/model/tokenizer.h"
 #include "engine/request/event.h"
 #include "engine/request/outbox.h"
 #include "engine/request/request.h"
+#include "engine/stream/trace.h"
 
 namespace ringfill {
-
-inline constexpr int kMaxRanks = 64;
-#ifdef NDEBUG
-inline constexpr bool kPoisonByDefault = false;
-#else
-inline constexpr bool kPoisonByDefault = true;
-#endif
-
-struct EngineOptions {
-  int ranks = 1;               // 1 to kMaxRanks
-  int threads = 0;             // compute threads over all ranks; 0: one a core; at least one a rank
-  std::optional<DType> dtype;  // unset: bf16 where the CPU has it, else f32
-  std::optional<DType> kv_dtype;        // unset: follows dtype
-  CpuIsa isa = DetectCpuIsa();          // tests force a lower one
-  int stripe_tokens = 64;               // a multiple of page_tokens
-  int page_tokens = 64;                 // a multiple of 16
-  int64_t kv_memory_bytes = 0;          // over all ranks; 0: room for four full contexts, at most a
-                                        // quarter of the machine's memory
-  int64_t decode_reserve_tokens = 256;  // reserved beyond the prompt at admission
-  int64_t chunk_tokens = 2048;          // prompt tokens a step, over all ranks
-  int64_t max_context_tokens = 0;       // 0: the model's trained context
-  int64_t max_queued_requests = 64;     // more are refused with RESOURCE_EXHAUSTED
-  int64_t max_running_requests = 64;
-  size_t outbox_events = 256;
-  Duration slow_client_timeout = std::chrono::seconds(60);  // full outbox longer: cancelled
-  Duration min_round_timeout = std::chrono::seconds(30);    // floor of every wait for a peer
-  bool poison_freed_pages = kPoisonByDefault;               // overwrite freed KV pages with NaN
-  // For tests of failure: asked by each rank before each step; a status that is not OK fails it.
-  std::function<absl::Status(int rank, uint64_t step)> fault;
-  int64_t expanded_weight_bytes = 0;  // budget for expanded layers; at least two layers are kept
-};
-
-struct RankStatus {
-  int rank = 0;
-  int64_t pages_total = 0;
-  int64_t pages_used = 0;
-  double busy_s = 0;  // computing, since start
-  double wait_s = 0;  // waiting for peers, since start
-  double ring_bytes = 0;
-};
-
-struct EngineStatus {
-  int64_t queued = 0;
-  int64_t running = 0;
-  int64_t steps = 0;
-  uint64_t epoch = 1;
-  bool draining = false;
-  double seconds_since_progress = 0;  // while there is work; else 0
-  std::vector<RankStatus> ranks;
-};
-
-// What the engine settled on, for logs and GetStatus.
-struct EngineInfo {
-  int ranks = 0;
-  int threads_per_rank = 0;
-  DType dtype = DType::kF32;
-  DType kv_dtype = DType::kF32;
-  std::string isa;
-  std::string attention_kernel;
-  int stripe_tokens = 0;
-  int page_tokens = 0;
-  int64_t chunk_tokens = 0;
-  int64_t max_context_tokens = 0;
-  int64_t kv_pages = 0;   // over all ranks
-  int64_t kv_bytes = 0;   // over all ranks
-  int64_t kv_tokens = 0;  // capacity over all ranks
-};
 
 // Thread-safe.
 class Engine {
@@ -121,6 +55,10 @@ class Engine {
   bool WaitIdle(Duration timeout);
 
   EngineStatus Status() const;
+  // Starts or ends the recording of what every rank does, from the next step on.
+  void SetTracing(bool on);
+  // What was recorded since the last call, by rank; bounded.
+  std::vector<std::vector<TraceSpan>> TakeTrace();
   const EngineInfo& info() const;
   const Model& model() const;
   const Tokenizer& tokenizer() const;

@@ -1,10 +1,12 @@
 // The engine's metrics; docs/metrics.md lists them.
 #pragma once
 
+#include <array>
 #include <vector>
 
 #include "base/metrics.h"
-#include "engine/worker/rank.h"
+#include "engine/schedule/step_plan.h"
+#include "engine/worker/step_result.h"
 
 namespace ringfill {
 
@@ -13,6 +15,10 @@ struct EngineMetrics {
 
   // Adds one step's figures of every rank.
   void AddStep(const std::vector<RankStepResult>& results);
+  // Prompt tokens that were computed in one way.
+  void AddWay(TokenMode mode, RingStrategy strategy, int64_t tokens);
+  // KV pages of a rank.
+  void SetPages(size_t rank, int64_t used, int64_t total);
 
   struct PerRank {
     Counter* prefill_busy_s;
@@ -20,6 +26,10 @@ struct EngineMetrics {
     Counter* decode_busy_s;
     Counter* decode_wait_s;
     Counter* ring_bytes;
+    Counter* transfer_s;
+    Counter* hidden_s;
+    Counter* product_rows;
+    Counter* attention_pairs;
     Gauge* kv_pages_free;
     Gauge* kv_pages_used;
   };
@@ -31,10 +41,17 @@ struct EngineMetrics {
   Counter& decode_tokens;
   Counter& steps;
   Counter& failed_steps;
+  Counter& recomputed_tokens;
   Histogram& ring_round_s;
+  Histogram& imbalance;
+  Histogram& measured_over_predicted;
   Gauge& queue_length;
   Gauge& running_requests;
+  Gauge& epoch;
+  Gauge& ring_size;
   std::vector<PerRank> ranks;
+  // [mode][strategy]; replicated tokens have no strategy and count in its first.
+  std::array<std::array<Counter*, kRingStrategies>, kTokenModes> way_tokens{};
 };
 
 }  // namespace ringfill

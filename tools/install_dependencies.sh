@@ -16,6 +16,8 @@ packages=(
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc
   # Products (their CMake package asks for OpenCL), vector kernels, the tokenizer's patterns.
   libdnnl-dev libhwy-dev libpcre2-dev ocl-icd-opencl-dev
+  # Digests, and proof between processes.
+  libssl-dev
   # Logs, metrics, configuration, JSON, command lines, status types.
   libabsl-dev libcli11-dev libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev prometheus-cpp-dev
   # The presets build the tests too.

@@ -1,41 +1,32 @@
-// How ranks talk: point-to-point exchange for the ring, all-gather for replicated tokens. Every
-// wait has a deadline; the first failure aborts the epoch on every rank.
-//
-// Each ring buffer starts with a RoundHeader on every transport; the receiver checks it before use.
+// How ranks talk: point-to-point exchange for the ring, all-gather for replicated tokens. Work is
+// started and gives an event; every wait has a deadline; the first failure aborts the epoch on
+// every rank.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/status.h"
+#include "engine/stream/event.h"
+#include "engine/stream/op_label.h"
+#include "engine/stream/trace.h"
 
 namespace ringfill {
 
-// 64 bytes at the start of every ring buffer.
-struct RoundHeader {
-  uint32_t magic = kMagic;
-  uint32_t version = 1;
-  uint64_t epoch = 0;
-  uint64_t step = 0;
-  uint32_t layer = 0;
-  uint32_t round = 0;   // how many hops the buffer has made, 0 at its source
-  uint32_t source = 0;  // the rank whose KV this is
-  uint32_t reserved = 0;
-  uint64_t bytes = 0;      // payload after the header
-  uint64_t stop_mask = 0;  // bit e: the source asks to stop working on the step's chunk e
-  uint64_t checksum = 0;   // 0: not enabled
-
-  static constexpr uint32_t kMagic = 0x47524652;  // "RFRG"
+// An exchange or all-gather under way. Completes with OK, DEADLINE_EXCEEDED, the abort's status,
+// ...
+class Transfer : public Event {
+ public:
+  // Once done: how long the bytes took to move, without waiting for `after` or for the peer.
+  virtual Duration transfer_time() const = 0;
 };
-static_assert(sizeof(RoundHeader) == 64);
+using TransferPtr = std::shared_ptr<Transfer>;
 
-// DATA_LOSS naming the field when `got` is not the buffer that was expected here (checksum and
-// stop_mask are not compared).
-absl::Status CheckRoundHeader(const RoundHeader& expected, const RoundHeader& got);
-
-// One rank's end of a group. The compute lane of the rank calls all of it but Abort, which any
+// One rank's end of a group. One host thread of the rank calls all of it but Abort, which any
 // thread may call.
 class Communicator {
  public:
@@ -44,35 +35,43 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Starts sending `send` to rank `to` and receiving exactly recv.size() bytes from rank `from`, on
-  // the communication lane; returns at once. Exchanges of one rank run in the order they were
-  // started. Both buffers belong to the transport until the matching Wait returned. A peer that
-  // sends another number of bytes fails both with DATA_LOSS. Returns a ticket, ascending.
+  // Sends `send` to rank `to` and receives exactly recv.size() bytes from rank `from`, on the
+  // communication lane, once every event of `after` is done; returns at once. Exchanges of one rank
+  // run in the order they were started. Both buffers belong to the transport until the transfer is
+  // done. Either part may be empty (then it does not happen). A peer that sends another number of
+  // bytes fails both with DATA_LOSS; an event of `after` that fails, fails the exchange and aborts
+  // the epoch.
   struct ExchangeArgs {
-    int to, from;
+    OpLabel label;
+    int to = 0, from = 0;
     std::span<const std::byte> send;
     std::span<std::byte> recv;
+    std::vector<EventPtr> after;
     Instant deadline;
   };
-  virtual uint64_t StartExchange(const ExchangeArgs& args) = 0;
-  // Waits for one exchange and returns its status: DEADLINE_EXCEEDED, the abort's status, ... Also
-  // says how long the transfer itself took on the lane.
-  struct ExchangeResult {
-    absl::Status status;
-    Duration transfer_time{};
-  };
-  virtual ExchangeResult Wait(uint64_t ticket) = 0;
+  virtual TransferPtr StartExchange(ExchangeArgs args) = 0;
 
   // recv: [size()] parts of send.size() bytes, part r from rank r; all ranks give equally many
-  // bytes. Blocks. REQUIRES: recv.size() == send.size() * size().
-  virtual absl::Status AllGather(std::span<const std::byte> send, std::span<std::byte> recv,
-                                 Instant deadline) = 0;
+  // bytes. All-gathers of one rank run in the order they were started. May do all of the work on
+  // the calling thread when `after` is done already. REQUIRES: recv.size() == send.size() * size().
+  struct AllGatherArgs {
+    OpLabel label;
+    std::span<const std::byte> send;
+    std::span<std::byte> recv;
+    std::vector<EventPtr> after;
+    Instant deadline;
+  };
+  virtual TransferPtr StartAllGather(AllGatherArgs args) = 0;
+
   // Returns when every rank has called it.
   virtual absl::Status Barrier(Instant deadline) = 0;
 
   // Makes every waiting and later call on every rank of the group fail with `status` until the
   // group is formed anew. The first abort wins. REQUIRES: !status.ok().
   virtual void Abort(absl::Status status) = 0;
+
+  // Spans of the communication lane go here; null: nowhere. The buffer outlives the communicator.
+  virtual void TraceTo(TraceBuffer* trace) = 0;
 };
 
 }  // namespace ringfill

@@ -1,113 +1,87 @@
 #include "engine/comm/local.h"
 
-#include <deque>
-#include <map>
-#include <thread>
+#include <atomic>
 #include <utility>
 
 #include "base/check.h"
-#include "base/mutex.h"
+#include "engine/comm/lane.h"
 #include "engine/comm/local_group.h"
+#include "engine/comm/transfer.h"
 
 namespace ringfill {
 namespace {
 
-// Exchanges of one rank that were started and not waited for yet.
-constexpr size_t kMaxOutstandingExchanges = 256;
-
 class LocalCommunicator final : public Communicator {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank)
-      : group_(std::move(group)), rank_(rank) {
-    if (size() > 1) lane_ = std::thread([this] { RunLane(); });
-  }
+      : group_(std::move(group)), rank_(rank) {}
 
   ~LocalCommunicator() override {
-    if (!lane_.joinable()) return;
-    bool unfinished;
-    {
-      MutexLock lock(&mutex_);
-      stopping_ = true;
-      unfinished = results_.size() < outstanding_;
-      work_.Signal();
+    if (exchanges_.load() > 0 || gathers_.load() > 0) {
+      group_->Abort(absl::CancelledError("the communicator was destroyed"));
     }
-    if (unfinished) group_->Abort(absl::CancelledError("the communicator was destroyed"));
-    lane_.join();
   }
 
   int rank() const override { return rank_; }
   int size() const override { return group_->ranks(); }
 
-  uint64_t StartExchange(const ExchangeArgs& args) override {
+  TransferPtr StartExchange(ExchangeArgs args) override {
     RF_CHECK(args.to >= 0 && args.to < size() && args.from >= 0 && args.from < size());
-    MutexLock lock(&mutex_);
-    RF_CHECK(outstanding_ < kMaxOutstandingExchanges);
-    ++outstanding_;
-    const uint64_t ticket = ++last_ticket_;
-    if (size() == 1) {
-      results_[ticket] = group_->Exchange(rank_, args);
-    } else {
-      queue_.push_back({ticket, args});
-      work_.Signal();
-    }
-    return ticket;
+    const bool here = size() == 1 && exchanges_.load() == 0 && AllDone(args.after);
+    return Start(std::move(args), here, exchanges_, exchange_lane_,
+                 [this](const ExchangeArgs& a) { return group_->Exchange(rank_, a); });
   }
 
-  ExchangeResult Wait(uint64_t ticket) override {
-    MutexLock lock(&mutex_);
-    RF_CHECK(ticket >= 1 && ticket <= last_ticket_);
-    for (;;) {
-      if (auto it = results_.find(ticket); it != results_.end()) {
-        ExchangeResult result = std::move(it->second);
-        results_.erase(it);
-        --outstanding_;
-        return result;
-      }
-      finished_.Wait(&mutex_);
-    }
+  TransferPtr StartAllGather(AllGatherArgs args) override {
+    RF_CHECK(args.recv.size() == args.send.size() * size());
+    const bool here = gathers_.load() == 0 && AllDone(args.after);
+    return Start(std::move(args), here, gathers_, gather_lane_,
+                 [this](const AllGatherArgs& a) { return group_->AllGather(rank_, a); });
   }
 
-  absl::Status AllGather(std::span<const std::byte> send, std::span<std::byte> recv,
-                         Instant deadline) override {
-    return group_->AllGather(rank_, send, recv, deadline);
-  }
   absl::Status Barrier(Instant deadline) override {
-    return group_->AllGather(rank_, {}, {}, deadline);
+    AllGatherArgs nothing;
+    nothing.label.kind = OpKind::kAllGather;
+    nothing.deadline = deadline;
+    return StartAllGather(std::move(nothing))->Await(Instant::max());
   }
   void Abort(absl::Status status) override { group_->Abort(std::move(status)); }
+  void TraceTo(TraceBuffer* trace) override { trace_ = trace; }
 
  private:
-  struct Pending {
-    uint64_t ticket;
-    ExchangeArgs args;
-  };
-
-  void RunLane() {
-    MutexLock lock(&mutex_);
-    for (;;) {
-      while (queue_.empty() && !stopping_) work_.Wait(&mutex_);
-      if (queue_.empty()) return;
-      const Pending next = queue_.front();
-      queue_.pop_front();
-      mutex_.Unlock();
-      ExchangeResult result = group_->Exchange(rank_, next.args);
-      mutex_.Lock();
-      results_[next.ticket] = std::move(result);
-      finished_.SignalAll();
+  // Runs on the calling thread when `here`, else on the lane. `under_way` goes down before the
+  // transfer completes, so that whoever awaited the last one may run the next on its own thread.
+  template <typename Args, typename Move>
+  TransferPtr Start(Args args, bool here, std::atomic<int>& under_way, Lane& lane, Move move) {
+    auto transfer = std::make_shared<HostTransfer>();
+    if (here) {
+      Run(args, move, *transfer);
+      return transfer;
     }
+    RF_CHECK(under_way.fetch_add(1) < kMaxOutstandingTransfers);
+    lane.Post([this, transfer, move, &under_way, args = std::move(args)] {
+      Run(args, move, *transfer, &under_way);
+    });
+    return transfer;
+  }
+
+  template <typename Args, typename Move>
+  void Run(const Args& args, Move move, HostTransfer& transfer,
+           std::atomic<int>* under_way = nullptr) {
+    TraceBuffer* const trace = trace_.load();
+    const bool tracing = trace != nullptr && trace->enabled();
+    const Instant begin = tracing ? Clock::Real().Now() : Instant();
+    LocalGroup::Result result = move(args);
+    if (tracing) trace->Add({args.label, TraceLane::kComm, begin, Clock::Real().Now()});
+    if (under_way != nullptr) under_way->fetch_sub(1);
+    transfer.Complete(std::move(result.status), result.transfer_time);
   }
 
   const std::shared_ptr<LocalGroup> group_;
   const int rank_;
-
-  Mutex mutex_;
-  CondVar work_, finished_;
-  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
-  uint64_t last_ticket_ ABSL_GUARDED_BY(mutex_) = 0;
-  size_t outstanding_ ABSL_GUARDED_BY(mutex_) = 0;
-  std::deque<Pending> queue_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint64_t, ExchangeResult> results_ ABSL_GUARDED_BY(mutex_);  // by ticket
-  std::thread lane_;
+  std::atomic<TraceBuffer*> trace_{nullptr};
+  std::atomic<int> exchanges_{0}, gathers_{0};  // on their lanes and not done
+  Lane exchange_lane_, gather_lane_;            // last: their jobs use the rest
 };
 
 }  // namespace

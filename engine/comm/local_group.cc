@@ -2,20 +2,25 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/cpu_pause.h"
+#include "engine/comm/transfer.h"
 
 namespace ringfill {
 namespace {
 
 // About 50 microseconds: longer than ranks of a decode step drift apart, far shorter than a step.
 constexpr int kSpins = 1000;
+// Larger parts of an all-gather are read in place.
+constexpr size_t kSlotBytes = 64 << 10;
 // How often a wait looks at a clock that is not the machine's.
 constexpr Duration kRecheck = std::chrono::milliseconds(50);
+constexpr Duration kLongestWait = std::chrono::hours(1);
 
 void Copy(std::span<std::byte> to, std::span<const std::byte> from) {
   if (!from.empty()) std::memmove(to.data(), from.data(), from.size());
@@ -34,8 +39,10 @@ class DeadlineTimer {
     return clock_.Now() >= deadline_ || Clock::Real().Now() - start_ >= budget_;
   }
   Instant NextLook() const {
+    // Capped, so that a deadline at the end of time does not wrap round.
     const Duration left = deadline_ - clock_.Now();
-    return Clock::Real().Now() + (&clock_ == &Clock::Real() ? left : std::min(kRecheck, left));
+    const Duration most = &clock_ == &Clock::Real() ? kLongestWait : kRecheck;
+    return Clock::Real().Now() + std::min(most, left);
   }
 
  private:
@@ -55,9 +62,25 @@ LocalGroup::LocalGroup(int ranks, const Clock& clock)
       lane_wakeups_(ranks),
       parts_(ranks) {}
 
-Communicator::ExchangeResult LocalGroup::Exchange(int rank,
-                                                  const Communicator::ExchangeArgs& args) {
-  Communicator::ExchangeResult result;
+absl::Status LocalGroup::AwaitAfter(int rank, const std::vector<EventPtr>& after,
+                                    Instant deadline) {
+  if (after.empty()) return absl::OkStatus();
+  const DeadlineTimer timer(clock_, deadline);
+  std::optional<absl::Status> status =
+      AwaitAll(after, [&] { return aborted_.load() || timer.Expired(); });
+  if (!status.has_value()) {
+    status = absl::DeadlineExceededError(
+        absl::StrCat("rank ", rank, " waited for its own queued work before a transfer"));
+  }
+  if (status->ok()) return absl::OkStatus();
+  Abort(*std::move(status));
+  return AbortStatus();
+}
+
+LocalGroup::Result LocalGroup::Exchange(int rank, const Communicator::ExchangeArgs& args) {
+  Result result;
+  result.status = AwaitAfter(rank, args.after, args.deadline);
+  if (!result.status.ok()) return result;
   Offer mine;
   mine.bytes = args.send;
   MutexLock lock(&mutex_);
@@ -65,12 +88,18 @@ Communicator::ExchangeResult LocalGroup::Exchange(int rank,
     result.status = abort_status_;
     return result;
   }
-  RF_CHECK(OfferOf(rank, args.to) == nullptr);
-  OfferOf(rank, args.to) = &mine;
-  lane_wakeups_[args.to].Signal();
-  result.status = Receive(rank, args, result.transfer_time);
-  if (result.status.ok()) result.status = AwaitCopied(rank, args, mine);
-  Withdraw(rank, args.to, mine);
+  const bool sends = !args.send.empty();
+  if (sends) {
+    RF_CHECK(OfferOf(rank, args.to) == nullptr);
+    OfferOf(rank, args.to) = &mine;
+    lane_wakeups_[args.to].Signal();
+  }
+  if (!args.recv.empty()) result.status = Receive(rank, args, result.transfer_time);
+  if (sends) {
+    if (result.status.ok()) result.status = AwaitCopied(rank, args, mine);
+    Withdraw(rank, args.to, mine);
+    result.transfer_time = std::max(result.transfer_time, mine.copy_time);
+  }
   if (!result.status.ok()) AbortLocked(result.status);
   return result;
 }
@@ -101,6 +130,7 @@ absl::Status LocalGroup::Receive(int rank, const Communicator::ExchangeArgs& arg
   Copy(args.recv, theirs.bytes);
   copy_time = Clock::Real().Now() - start;
   mutex_.Lock();
+  theirs.copy_time = copy_time;
   theirs.state = Offer::State::kDone;
   lane_wakeups_[args.from].Signal();
   return absl::OkStatus();
@@ -126,35 +156,62 @@ void LocalGroup::Withdraw(int rank, int to, Offer& mine) {
   if (mine.state == Offer::State::kPosted) OfferOf(rank, to) = nullptr;
 }
 
-absl::Status LocalGroup::AllGather(int rank, std::span<const std::byte> send,
-                                   std::span<std::byte> recv, Instant deadline) {
-  RF_CHECK(recv.size() == send.size() * ranks_);
-  if (aborted_.load(std::memory_order_acquire)) return AbortStatus();
-  const uint64_t call = ++parts_[rank].calls;
-  Slot& slot = parts_[rank].slots[call % 2];
-  if (slot.data.size() < send.size()) slot.data.resize(send.size());
-  slot.bytes = send.size();
-  Copy(slot.data, send);
-  const uint64_t target = call * ranks_;
-  CountIn(target);
-  absl::Status status = AwaitArrivals(rank, target, deadline);
-  if (status.ok()) status = CopyOut(rank, call, recv);
-  if (!status.ok()) Abort(status);
-  return status;
+LocalGroup::Result LocalGroup::AllGather(int rank, const Communicator::AllGatherArgs& args) {
+  RF_CHECK(args.recv.size() == args.send.size() * ranks_);
+  Result result;
+  result.status = AwaitAfter(rank, args.after, args.deadline);
+  if (!result.status.ok()) return result;
+  if (aborted_.load(std::memory_order_acquire)) {
+    result.status = AbortStatus();
+    return result;
+  }
+  result.status = Gather(rank, args, result.transfer_time);
+  if (!result.status.ok()) {
+    Abort(result.status);
+    // Sequentially consistent on both sides: whoever has begun to read this rank's part is seen
+    // here, whoever has not sees the abort.
+    while (parts_[rank].readers.load() > 0) std::this_thread::yield();
+  }
+  return result;
 }
 
-void LocalGroup::CountIn(uint64_t target) {
+absl::Status LocalGroup::Gather(int rank, const Communicator::AllGatherArgs& args,
+                                Duration& copy_time) {
+  Part& own = parts_[rank];
+  const uint64_t call = ++own.calls;
+  Slot& slot = own.slots[call % 2];
+  const bool large = args.send.size() > kSlotBytes;
+  const Instant start = Clock::Real().Now();
+  if (large) {
+    slot.part = args.send;
+  } else {
+    if (slot.data.size() < args.send.size()) slot.data.resize(args.send.size());
+    Copy(slot.data, args.send);
+    slot.part = std::span(slot.data).first(args.send.size());
+  }
+  const Instant shown = Clock::Real().Now();
+  RF_RETURN_IF_ERROR(Meet(rank, arrivals_, call * ranks_, args.deadline));
+  const Instant met = Clock::Real().Now();
+  RF_RETURN_IF_ERROR(CopyParts(rank, call, args.recv));
+  copy_time = (shown - start) + (Clock::Real().Now() - met);
+  if (!large) return absl::OkStatus();
+  return Meet(rank, departures_, ++own.large_calls * ranks_, args.deadline);
+}
+
+absl::Status LocalGroup::Meet(int rank, Count& count, uint64_t target, Instant deadline) {
   // Sequentially consistent on both sides: either this rank sees the sleeper, or the sleeper, which
-  // counts itself before it looks at arrivals_, sees the last arrival.
-  if (arrivals_.fetch_add(1) + 1 == target && sleepers_.load() > 0) {
+  // counts itself before it looks at the count, sees the last arrival.
+  if (count.fetch_add(1) + 1 == target && sleepers_.load() > 0) {
     MutexLock lock(&mutex_);
     gather_wakeup_.SignalAll();
   }
+  return AwaitCount(rank, count, target, deadline);
 }
 
-absl::Status LocalGroup::AwaitArrivals(int rank, uint64_t target, Instant deadline) {
+absl::Status LocalGroup::AwaitCount(int rank, const Count& count, uint64_t target,
+                                    Instant deadline) {
   for (int i = 0; i < spins_; ++i) {
-    if (arrivals_.load(std::memory_order_acquire) >= target) return absl::OkStatus();
+    if (count.load(std::memory_order_acquire) >= target) return absl::OkStatus();
     if (aborted_.load(std::memory_order_relaxed)) break;
     CpuPause();
   }
@@ -162,15 +219,15 @@ absl::Status LocalGroup::AwaitArrivals(int rank, uint64_t target, Instant deadli
   MutexLock lock(&mutex_);
   sleepers_.fetch_add(1);
   absl::Status status;
-  while (arrivals_.load() < target) {
+  while (count.load() < target) {
     if (aborted_) {
       status = abort_status_;
       break;
     }
     if (timer.Expired()) {
       status = absl::DeadlineExceededError(
-          absl::StrCat("rank ", rank, " waited in a collective call for ",
-                       target - arrivals_.load(), " of ", ranks_, " ranks"));
+          absl::StrCat("rank ", rank, " waited in a collective call for ", target - count.load(),
+                       " of ", ranks_, " ranks"));
       break;
     }
     gather_wakeup_.WaitUntil(&mutex_, timer.NextLook());
@@ -179,16 +236,26 @@ absl::Status LocalGroup::AwaitArrivals(int rank, uint64_t target, Instant deadli
   return status;
 }
 
-absl::Status LocalGroup::CopyOut(int rank, uint64_t call, std::span<std::byte> recv) const {
+absl::Status LocalGroup::CopyParts(int rank, uint64_t call, std::span<std::byte> recv) {
   const size_t bytes = recv.size() / ranks_;
   for (int peer = 0; peer < ranks_; ++peer) {
-    const Slot& slot = parts_[peer].slots[call % 2];
-    if (slot.bytes != bytes) {
-      return absl::DataLossError(absl::StrCat("rank ", peer, " gave ", slot.bytes,
+    const std::span<const std::byte> part = parts_[peer].slots[call % 2].part;
+    if (part.size() != bytes) {
+      return absl::DataLossError(absl::StrCat("rank ", peer, " gave ", part.size(),
                                               " bytes to a collective call, rank ", rank, " gave ",
                                               bytes));
     }
-    Copy(recv.subspan(peer * bytes, bytes), std::span(slot.data).first(bytes));
+    std::atomic<int>& readers = parts_[peer].readers;
+    const bool large = bytes > kSlotBytes;
+    if (large) {
+      readers.fetch_add(1);
+      if (aborted_.load()) {
+        readers.fetch_sub(1);
+        return AbortStatus();
+      }
+    }
+    Copy(recv.subspan(peer * bytes, bytes), part);
+    if (large) readers.fetch_sub(1);
   }
   return absl::OkStatus();
 }

@@ -3,26 +3,12 @@
 #include <utility>
 
 #include "base/check.h"
+#include "engine/layout/slot_map.h"
 
 namespace ringfill {
-namespace {
-
-constexpr int kSlotsPerRank = 4;
-
-std::vector<int> HealthyMap(int ranks) {
-  RF_CHECK(ranks >= 1);
-  std::vector<int> map(static_cast<size_t>(ranks) * kSlotsPerRank);
-  for (int slot = 0; slot < static_cast<int>(map.size()); ++slot) {
-    const int k = slot % (2 * ranks);
-    map[slot] = k < ranks ? k : 2 * ranks - 1 - k;
-  }
-  return map;
-}
-
-}  // namespace
 
 Placement::Placement(int ranks, int stripe_tokens)
-    : Placement(ranks, stripe_tokens, HealthyMap(ranks)) {}
+    : Placement(ranks, stripe_tokens, HealthySlotMap(ranks)) {}
 
 Placement::Placement(int ranks, int stripe_tokens, std::vector<int> slot_map)
     : ranks_(ranks), stripe_tokens_(stripe_tokens), slot_map_(std::move(slot_map)) {

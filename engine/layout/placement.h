@@ -17,6 +17,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "engine/layout/placement_spec.h"
+
 namespace ringfill {
 
 // Immutable after construction; thread-safe; every query takes constant time.
@@ -26,6 +28,8 @@ class Placement {
   Placement(int ranks, int stripe_tokens);
   // Any map from slot to rank. REQUIRES: entries in [0, ranks); a rank may own no slot.
   Placement(int ranks, int stripe_tokens, std::vector<int> slot_map);
+  Placement(int ranks, const PlacementSpec& spec)
+      : Placement(ranks, spec.stripe_tokens, spec.slot_map) {}
 
   int ranks() const { return ranks_; }
   int stripe_tokens() const { return stripe_tokens_; }

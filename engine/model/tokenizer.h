@@ -16,10 +16,9 @@
 
 #include "base/status.h"
 #include "engine/model/gguf_file.h"
+#include "engine/model/token_id.h"
 
 namespace ringfill {
-
-using TokenId = int32_t;
 
 struct TokenizeOptions {
   // Recognise special (control) tokens written out in the text. Off for untrusted text.

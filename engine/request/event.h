@@ -82,6 +82,6 @@ struct FailedEvent {
   absl::Status status;
 };
 
-using Event = std::variant<AcceptedEvent, ProgressEvent, TokenEvent, DoneEvent, FailedEvent>;
+using RequestEvent = std::variant<AcceptedEvent, ProgressEvent, TokenEvent, DoneEvent, FailedEvent>;
 
 }  // namespace ringfill

@@ -42,6 +42,7 @@ class Generation {
   // cost of a token's products, from the model's geometry.
   void NoteProgress(double processed, double attention_share, Instant now);
   void NotePrefilled(Instant now);
+  bool prefilled() const { return prefilled_.has_value(); }
   void AddShare(int rank, double busy_ms, double wait_ms);
   // A log-probability that is not finite fails the request: see failure().
   void AddScore(int rank, int64_t position, float logprob);

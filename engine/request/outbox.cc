@@ -13,20 +13,20 @@ Outbox::Outbox(size_t capacity, std::function<void()> on_ready)
   RF_CHECK(capacity_ >= 1);
 }
 
-std::optional<Event> Outbox::TryPop() {
+std::optional<RequestEvent> Outbox::TryPop() {
   MutexLock lock(&mutex_);
   if (events_.empty()) {
     consumer_waits_ = true;
     return std::nullopt;
   }
-  Event event = std::move(events_.front());
+  RequestEvent event = std::move(events_.front());
   events_.pop_front();
   if (std::holds_alternative<TokenEvent>(event)) --tokens_;
   return event;
 }
 
 void Outbox::Close() {
-  std::deque<Event> dropped;  // destroyed after the lock is gone
+  std::deque<RequestEvent> dropped;  // destroyed after the lock is gone
   MutexLock lock(&mutex_);
   closed_.store(true, std::memory_order_release);
   dropped.swap(events_);
@@ -36,7 +36,7 @@ void Outbox::Close() {
   }
 }
 
-void Outbox::Push(Event event) {
+void Outbox::Push(RequestEvent event) {
   {
     MutexLock lock(&mutex_);
     if (closed() || !Enqueue(std::move(event))) return;
@@ -51,9 +51,9 @@ void Outbox::Push(Event event) {
   callback_returned_.SignalAll();
 }
 
-bool Outbox::Enqueue(Event event) {
+bool Outbox::Enqueue(RequestEvent event) {
   if (std::holds_alternative<ProgressEvent>(event)) {
-    const auto waiting = std::find_if(events_.begin(), events_.end(), [](const Event& e) {
+    const auto waiting = std::find_if(events_.begin(), events_.end(), [](const RequestEvent& e) {
       return std::holds_alternative<ProgressEvent>(e);
     });
     if (waiting != events_.end()) {

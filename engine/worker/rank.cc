@@ -2,24 +2,27 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace ringfill {
 namespace {
 
-// Operations per second. The slowest core seen does thirty times as much in float32.
-constexpr double kFloorOperationsPerS = 0.5e9;
+// Placements kept between steps: running sequences share few.
+constexpr size_t kMaxCachedPlacements = 256;
+constexpr size_t kMinBufferBytes = 4096;
 
 }  // namespace
 
-Duration PeerTimeout(const ForwardContext& context, const StepPlan& plan) {
-  const ModelConfig& c = context.config();
+Duration PeerTimeout(const RankOptions& options, const StepPlan& plan) {
+  const ModelConfig& c = options.model;
   double rows = static_cast<double>(plan.decodes.size());
   double head_rows = rows;
   double attention = 0;  // (query, key) pairs
   for (const PrefillChunk& chunk : plan.chunks) {
-    const auto tokens = static_cast<double>(chunk.end - chunk.begin);
+    const auto tokens = static_cast<double>(chunk.tokens.size());
     rows += tokens;
     head_rows += chunk.score ? tokens : 1;
-    attention += tokens * static_cast<double>(chunk.end);
+    attention += tokens * static_cast<double>(chunk.end());
   }
   for (const DecodeToken& decode : plan.decodes) {
     attention += static_cast<double>(decode.position);
@@ -29,25 +32,91 @@ Duration PeerTimeout(const ForwardContext& context, const StepPlan& plan) {
       2.0 * rows * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
   const double head = 2.0 * head_rows * c.width * static_cast<double>(c.vocab);
   const auto predicted = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>((layer + head) / kFloorOperationsPerS));
-  return std::max(context.min_round_timeout, predicted);
+      std::chrono::duration<double>((layer + head) / options.floor_operations_per_s));
+  return std::max(options.min_round_timeout, predicted);
 }
 
-Rank::Rank(const ForwardContext& context, const Placement& placement, int64_t pages, int threads,
-           int spin_rounds)
-    : context(context),
-      placement(placement),
-      pool(context.geometry, pages),
-      team(threads, spin_rounds) {
-  for (int t = 0; t < threads; ++t) {
-    scratch.push_back(std::make_unique<ThreadScratch>(context.config(), context.forward->dtype()));
+Rank::Rank(const RankOptions& options, Device& device, Communicator* comm)
+    : options_(options), device_(device), comm_(comm) {}
+
+void Rank::BeginStep(const StepPlan& plan) {
+  peer_timeout_ = PeerTimeout(options_, plan);
+  device_.SetWaitLimit(peer_timeout_);
+  if (placement_ranks_ != ranks() || cached_placements_.size() > kMaxCachedPlacements) {
+    cached_placements_.clear();
+    placement_ranks_ = ranks();
+  }
+  step_placements_.clear();
+  for (const PlacementSpec& spec : plan.placements) step_placements_.push_back(PlacementOf(spec));
+}
+
+const Placement* Rank::PlacementOf(const PlacementSpec& spec) {
+  for (const CachedPlacement& cached : cached_placements_) {
+    if (cached.spec == spec) return cached.placement.get();
+  }
+  cached_placements_.push_back(
+      {spec, std::make_unique<Placement>(ranks(), spec.stripe_tokens, spec.slot_map)});
+  return cached_placements_.back().placement.get();
+}
+
+std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
+  DeviceBuffer& buffer = buffers_[{std::string(name), index}];
+  if (buffer.size() < bytes || buffer.data() == nullptr) {
+    // An eighth more than before, so that a prompt that grows step by step seldom moves it.
+    const size_t wanted = std::max({bytes, buffer.size() + buffer.size() / 8, kMinBufferBytes});
+    buffer = DeviceBuffer();
+    buffer = device_.Allocate(wanted, name);
+  }
+  return buffer.data();
+}
+
+TransferPtr StepTransfers::Exchange(Communicator::ExchangeArgs args, Purpose purpose) {
+  args.label.kind = OpKind::kExchange;
+  args.label.bytes = static_cast<int64_t>(args.send.size());
+  args.deadline = rank_.Deadline();
+  result_.ring_bytes += args.label.bytes;
+  TransferPtr transfer = rank_.comm().StartExchange(std::move(args));
+  under_way_.push_back({transfer, purpose == Purpose::kRound});
+  return transfer;
+}
+
+TransferPtr StepTransfers::AllGather(Communicator::AllGatherArgs args) {
+  args.label.kind = OpKind::kAllGather;
+  args.label.bytes = static_cast<int64_t>(args.send.size());
+  args.deadline = rank_.Deadline();
+  const Instant before = rank_.options().clock->Now();
+  TransferPtr transfer = rank_.comm().StartAllGather(std::move(args));
+  host_wait_s_ += Seconds(rank_.options().clock->Now() - before);
+  under_way_.push_back({transfer, false});
+  return transfer;
+}
+
+void StepTransfers::WaitFor(EventPtr event) {
+  rank_.stream().WaitFor(std::move(event), rank_.Deadline());
+}
+
+void StepTransfers::Count(const Started& started) {
+  const double seconds = Seconds(started.transfer->transfer_time());
+  result_.transfer_s += seconds;
+  if (started.round) result_.round_seconds.push_back(seconds);
+}
+
+void StepTransfers::Collect() {
+  while (!under_way_.empty() && under_way_.front().transfer->done()) {
+    Count(under_way_.front());
+    under_way_.pop_front();
   }
 }
 
-void Rank::Reserve(AlignedBuffer& buffer, size_t bytes) {
-  if (buffer.size() >= bytes) return;
-  buffer = AlignedBuffer();
-  buffer = AlignedBuffer(std::max(bytes, size_t{4096}));
+absl::Status StepTransfers::Finish() {
+  absl::Status first;
+  for (const Started& started : under_way_) {
+    absl::Status status = started.transfer->Await(rank_.Deadline());
+    if (status.ok()) Count(started);
+    first.Update(std::move(status));
+  }
+  under_way_.clear();
+  return first;
 }
 
 }  // namespace ringfill

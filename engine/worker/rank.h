@@ -1,104 +1,122 @@
-// What one rank owns and shares: its KV pages, its end of the communicator, its threads and their
-// scratch. The prefill and decode loops work on it.
+// What one rank has for a step: its device, its end of the communicator, buffers that live on, and
+// one policy for how long to wait for peers. The passes in prefill/ and decode/ work on it.
 #pragma once
 
-#include <functional>
+#include <deque>
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
-#include "base/aligned_buffer.h"
 #include "base/clock.h"
 #include "engine/comm/communicator.h"
-#include "engine/compute/attention/attention.h"
-#include "engine/layer/layer.h"
+#include "engine/compute/device.h"
 #include "engine/layout/placement.h"
+#include "engine/model/model.h"
 #include "engine/schedule/step_plan.h"
-#include "engine/worker/thread_team.h"
-#include "kvcache/page_pool.h"
+#include "engine/worker/step_result.h"
+#include "kvcache/kv_geometry.h"
 
 namespace ringfill {
 
-// Constant for the life of the engine; shared by all ranks.
-struct ForwardContext {
-  const Model* model = nullptr;
-  ExpandedWeights* weights = nullptr;
-  const LayerForward* forward = nullptr;
-  const AttentionKernel* attention = nullptr;
-  KvBlockShape kv_shape{};
+// Constant for the life of an engine, and the same on every rank.
+struct RankOptions {
+  ModelConfig model;
   KvGeometry geometry;
-  CpuIsa isa = CpuIsa::kBaseline;
-  const Clock* clock = nullptr;
-  Duration min_round_timeout{};
-
-  const ModelConfig& config() const { return model->config(); }
-  int group() const { return config().heads / config().kv_heads; }
-};
-
-// The leader's side of a running step, besides the plan. Called from rank threads.
-struct StepControl {
-  // Should work on this chunk stop (cancelled, past its deadline)? Asked before each layer.
-  std::function<bool(int chunk)> should_stop;
-  // Rank 0 has finished `layers_done` layers of the step's chunks.
-  std::function<void(int layers_done)> on_layer;
-};
-
-struct ScoredToken {
-  int chunk = 0;
-  int64_t position = 0;  // of the token that predicts
-  float logprob = 0;     // natural, of the token after it
-};
-
-// What a rank reports to the leader after a step.
-struct RankStepResult {
-  absl::Status status;
-  double prefill_busy_s = 0, prefill_wait_s = 0;
-  double decode_busy_s = 0, decode_wait_s = 0;
-  int64_t ring_bytes = 0;             // sent
-  std::vector<double> round_seconds;  // transfer time of each ring round
-  uint64_t stopped_mask = 0;          // chunks that all ranks stopped working on
-  // Logits of this rank's vocabulary slice: [logit rows][vocab_end - vocab_begin]. Rows: chunks
-  // that want logits and were not stopped, then decodes, in plan order.
-  int64_t vocab_begin = 0, vocab_end = 0;
-  std::vector<float> logits;
-  std::vector<ScoredToken> scores;
+  const Clock* clock = &Clock::Real();
+  Duration min_round_timeout = std::chrono::seconds(30);
+  // A rank that computes slower than this is taken for stuck. The slowest core seen does thirty
+  // times as much in float32.
+  double floor_operations_per_s = 0.5e9;
+  // Most that gather-KV may hold of one layer on a rank; beyond it, shards go round the ring.
+  size_t gather_bytes = size_t{256} << 20;
 };
 
 // How long a rank waits for a peer in this step: what the step's work of one layer, or of the
-// output head, takes a rank that has all of it, at a rate so low that only a stuck rank is slower;
-// at least context.min_round_timeout.
-Duration PeerTimeout(const ForwardContext& context, const StepPlan& plan);
+// output head, takes a rank that has all of it at the floor rate; at least min_round_timeout.
+Duration PeerTimeout(const RankOptions& options, const StepPlan& plan);
 
-// Scratch of one compute thread.
-struct ThreadScratch {
-  ThreadScratch(const ModelConfig& config, DType dtype) : tile(config, dtype) {}
-  MatrixProducts products;
-  TileScratch tile;
-  AlignedBuffer attention;
-};
-
-// Used by the rank's own thread; its team shares loops over it.
+// Used by the rank's own host thread. `device` and `comm` must outlive it.
 class Rank {
  public:
-  Rank(const ForwardContext& context, const Placement& placement, int64_t pages, int threads,
-       int spin_rounds);
+  Rank(const RankOptions& options, Device& device, Communicator* comm);
 
-  int index() const { return comm->rank(); }
-  int ranks() const { return comm->size(); }
+  // A new epoch's communicator. REQUIRES: no step is running.
+  void Join(Communicator* comm) { comm_ = comm; }
 
-  const ForwardContext& context;
-  const Placement& placement;
-  Communicator* comm = nullptr;  // set while an epoch lasts
-  Duration peer_timeout{};       // of every wait for a peer in the current step
-  PagePool pool;
-  ThreadTeam team;
-  std::vector<std::unique_ptr<ThreadScratch>> scratch;  // [team.size()]
+  int index() const { return comm_->rank(); }
+  int ranks() const { return comm_->size(); }
+  const RankOptions& options() const { return options_; }
+  const ModelConfig& model() const { return options_.model; }
+  const KvGeometry& geometry() const { return options_.geometry; }
+  Device& device() { return device_; }
+  Stream& stream() { return device_.stream(); }
+  Communicator& comm() { return *comm_; }
 
-  // Makes `buffer` at least `bytes` large; its contents are lost when it grows.
-  static void Reserve(AlignedBuffer& buffer, size_t bytes);
+  // Sets the wait limit of the step; placements of earlier steps may go.
+  void BeginStep(const StepPlan& plan);
+  // [plan.placements], valid until the next BeginStep.
+  const std::vector<const Placement*>& placements() const { return step_placements_; }
+  // Of a wait that begins now.
+  Instant Deadline() const { return options_.clock->Now() + peer_timeout_; }
 
-  // Prefill activations, grown to the largest chunk seen; see prefill_pass.cc for shapes.
-  AlignedBuffer x, angles, q, state_max, state_sum, state_acc;
-  AlignedBuffer ring[2];  // the shard being attended to and the one in flight
+  // A buffer of at least `bytes` that lives on between steps; `name` and `index` say which. Its
+  // contents and address are lost when it grows. REQUIRES: nothing queued uses it.
+  std::byte* Reserve(std::string_view name, int index, size_t bytes);
+
+ private:
+  struct CachedPlacement {
+    PlacementSpec spec;
+    std::unique_ptr<Placement> placement;
+  };
+
+  const Placement* PlacementOf(const PlacementSpec& spec);
+
+  const RankOptions options_;
+  Device& device_;
+  Communicator* comm_;
+  Duration peer_timeout_{};
+  int placement_ranks_ = 0;  // of the cached ones
+  std::vector<CachedPlacement> cached_placements_;
+  std::vector<const Placement*> step_placements_;
+  std::map<std::pair<std::string, int>, DeviceBuffer> buffers_;
+};
+
+// The transfers of one step: started with the step's deadline, counted into its result, and none
+// left under way at its end. Used by the rank's own host thread.
+class StepTransfers {
+ public:
+  StepTransfers(Rank& rank, RankStepResult& result) : rank_(rank), result_(result) {}
+
+  // `round` says that it is a round of the ring's attention.
+  enum class Purpose { kRound, kOther };
+  TransferPtr Exchange(Communicator::ExchangeArgs args, Purpose purpose);
+  TransferPtr AllGather(Communicator::AllGatherArgs args);
+  // What is queued on the device from now on runs after `event`.
+  void WaitFor(EventPtr event);
+  // An event behind all that is queued on the device.
+  EventPtr Record() { return rank_.stream().Record(); }
+
+  // Counts the transfers at the front that are done.
+  void Collect();
+  // The host waits for all transfers, so that their buffers are free again; the first failure.
+  absl::Status Finish();
+  // Seconds for which the host itself was held up.
+  double TakeHostWait() { return std::exchange(host_wait_s_, 0.0); }
+
+ private:
+  struct Started {
+    TransferPtr transfer;
+    bool round;
+  };
+  void Count(const Started& started);
+
+  Rank& rank_;
+  RankStepResult& result_;
+  std::deque<Started> under_way_;
+  double host_wait_s_ = 0;
 };
 
 }  // namespace ringfill

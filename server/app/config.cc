@@ -45,10 +45,61 @@ std::string AtOrigin(const Config& config, std::string_view name) {
   return found == config.origins.end() ? "" : Concat(" at ", found->second);
 }
 
-absl::Status PathError(const Config& config, std::string_view message) {
-  const auto found = config.origins.find("model.path");
+absl::Status PathError(const Config& config, std::string_view name, std::string_view message) {
+  const auto found = config.origins.find(name);
   return absl::InvalidArgumentError(
-      Concat(found == config.origins.end() ? "" : found->second + ": ", "model.path", message));
+      Concat(found == config.origins.end() ? "" : found->second + ": ", name, message));
+}
+
+absl::Status Expand(const Config& config, std::string_view name, std::string& path) {
+  absl::StatusOr<std::string> expanded = ExpandPath(path);
+  if (!expanded.ok()) {
+    return PathError(config, name, Concat(": ", expanded.status().message()));
+  }
+  path = *std::move(expanded);
+  return absl::OkStatus();
+}
+
+// "ring.mode (dealt at my.yaml:3)".
+std::string Named(const Config& config, std::string_view name) {
+  return Concat(name, " (", ConfigValueText(*FindConfigKey(name), config), AtOrigin(config, name),
+                ")");
+}
+
+absl::Status CheckStrict(const Config& config) {
+  if (config.compute_numerics != "strict") return absl::OkStatus();
+  const std::pair<std::string_view, std::string_view> fixed[] = {
+      {"ring.mode", "auto"}, {"ring.strategy", "auto"}, {"sharding.layout", "snake"}};
+  for (const auto& [name, value] : fixed) {
+    if (ConfigValueText(*FindConfigKey(name), config) == value) continue;
+    return absl::InvalidArgumentError(Concat(Named(config, name), " must be ", value, " with ",
+                                             Named(config, "compute.numerics"),
+                                             ", which fixes how prompts are computed"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWorkers(const Config& config) {
+  const size_t weights = ParseWeights(config.ranks_weights)->size();
+  if (weights > 0 && weights != static_cast<size_t>(config.ranks_count)) {
+    return absl::InvalidArgumentError(Concat(
+        Named(config, "ranks.weights"), " has ", weights, weights == 1 ? " value" : " values",
+        "; it must have one for each rank: ", Named(config, "ranks.count")));
+  }
+  if (config.ring_transport != "processes" || !config.ring_secret_file.empty()) {
+    return absl::OkStatus();
+  }
+  if (!IsLoopback(config.ring_listen)) {
+    return absl::InvalidArgumentError(
+        Concat(Named(config, "ring.listen"),
+               " can be reached from other machines; it needs ring.secret_file"));
+  }
+  if (!config.ring_start_workers) {
+    return absl::InvalidArgumentError(
+        Concat(Named(config, "ring.start_workers"),
+               ": workers that are started elsewhere need ring.secret_file"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -81,11 +132,11 @@ absl::Status ApplySetting(std::string_view setting, Config& config) {
 }
 
 absl::Status SettleConfig(Config& config) {
-  absl::StatusOr<std::string> path = ExpandPath(config.model_path);
-  if (!path.ok()) return PathError(config, Concat(": ", path.status().message()));
-  config.model_path = *std::move(path);
+  RF_RETURN_IF_ERROR(Expand(config, "model.path", config.model_path));
+  RF_RETURN_IF_ERROR(Expand(config, "ring.secret_file", config.ring_secret_file));
+  RF_RETURN_IF_ERROR(Expand(config, "trace.path", config.trace_path));
   if (config.model_path.empty()) {
-    return PathError(config,
+    return PathError(config, "model.path",
                      " is not set; name a GGUF file, for example --set model.path=model.gguf");
   }
   if (config.sharding_stripe_tokens % config.kv_page_tokens != 0) {
@@ -94,7 +145,8 @@ absl::Status SettleConfig(Config& config) {
         AtOrigin(config, "sharding.stripe_tokens"), ") must be a multiple of kv.page_tokens (",
         config.kv_page_tokens, AtOrigin(config, "kv.page_tokens"), ")"));
   }
-  return absl::OkStatus();
+  RF_RETURN_IF_ERROR(CheckStrict(config));
+  return CheckWorkers(config);
 }
 
 }  // namespace ringfill

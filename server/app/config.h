@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -32,7 +33,9 @@ struct Config {
   std::string model_path;
   int64_t model_max_context_tokens = 0;
   int64_t ranks_count = 0;
+  std::string ranks_weights;  // "" (even), "auto" or numbers separated by commas
   std::string compute_dtype;
+  std::string compute_numerics;
   int64_t compute_threads = 0;
   std::string compute_isa;
   int64_t compute_expanded_weight_bytes = 0;
@@ -40,11 +43,23 @@ struct Config {
   int64_t kv_page_tokens = 0;
   int64_t kv_memory_bytes = 0;
   int64_t kv_decode_reserve = 0;
+  std::string sharding_layout;
   int64_t sharding_stripe_tokens = 0;
   int64_t prefill_chunk_tokens = 0;
   int64_t scheduler_max_queued_requests = 0;
   int64_t scheduler_max_running_requests = 0;
+  std::string ring_strategy;
+  std::string ring_mode;
+  int64_t ring_gather_bytes = 0;
   int64_t ring_min_round_timeout_ms = 0;
+  std::string ring_transport;
+  std::string ring_listen;
+  std::string ring_secret_file;  // empty: made at start
+  bool ring_start_workers = false;
+  double ring_join_timeout_s = 0;
+  double ring_heartbeat_timeout_s = 0;
+  std::string trace_path;  // empty: off
+  int64_t trace_max_spans = 0;
 
   // Not a key: "file:line" of each key that a file set last, by the key's name.
   std::map<std::string, std::string, std::less<>> origins;
@@ -54,6 +69,8 @@ enum class ConfigKind {
   kInteger,
   kBytes,    // an integer with an optional suffix: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB
   kSeconds,  // a finite decimal number
+  kBool,     // true or false
+  kWeights,  // "", auto or positive numbers separated by commas, as "2,1,1"
   kChoice,
   kAddress,  // HOST:PORT or [IPv6]:PORT; port 0 picks a free one
   kText,
@@ -63,7 +80,7 @@ struct ConfigKey {
   std::string_view name;  // "kv.page_tokens"
   ConfigKind kind = ConfigKind::kText;
   std::string_view default_text;
-  std::variant<int64_t Config::*, double Config::*, std::string Config::*> field;
+  std::variant<int64_t Config::*, double Config::*, bool Config::*, std::string Config::*> field;
   std::string_view description;  // one or two lines, unit included
   double min = 0, max = 0;       // of numbers, inclusive; exact: below 2^53
   int64_t multiple_of = 1;
@@ -87,6 +104,11 @@ absl::Status SetConfigValue(const ConfigKey& key, std::string_view text, Config&
 // The value as SetConfigValue would read it back.
 std::string ConfigValueText(const ConfigKey& key, const Config& config);
 
+// The numbers of a kWeights value; empty for "" and "auto", nothing when it is neither.
+std::optional<std::vector<double>> ParseWeights(std::string_view text);
+// HOST:PORT or [IPv6]:PORT that other machines cannot reach.
+bool IsLoopback(std::string_view address);
+
 // Files are YAML maps, nested by section. Unknown, repeated and empty keys, lists, anchors,
 // aliases, tags and second documents are refused with `file:line:`. `file` only names the source.
 inline constexpr size_t kMaxConfigBytes = size_t{1} << 20;
@@ -95,7 +117,7 @@ absl::Status ApplyConfigFile(const std::string& path, Config& config);
 // `key=value`, as --set takes it.
 absl::Status ApplySetting(std::string_view setting, Config& config);
 
-// Expands a leading ~ and every ${NAME} in model.path, then checks what concerns several keys.
+// Expands a leading ~ and every ${NAME} in the paths, then checks what concerns several keys.
 // INVALID_ARGUMENT naming an unset variable or the keys that do not fit each other, with
 // `file:line` where a file set them.
 absl::Status SettleConfig(Config& config);

@@ -59,6 +59,13 @@ ConfigKey Text(std::string_view name, ConfigKind kind, std::string_view default_
   return key;
 }
 
+ConfigKey Bool(std::string_view name, bool Config::*field, std::string_view default_text,
+               std::string_view description) {
+  ConfigKey key = Key(name, ConfigKind::kBool, default_text, description);
+  key.field = field;
+  return key;
+}
+
 ConfigKey Choice(std::string_view name, std::string Config::*field,
                  std::vector<std::string_view> choices, std::string_view default_text,
                  std::string_view description) {
@@ -92,7 +99,7 @@ std::vector<ConfigKey> ServerKeys() {
   return keys;
 }
 
-std::vector<ConfigKey> EngineKeys() {
+std::vector<ConfigKey> ModelKeys() {
   return {
       Text("model.path", ConfigKind::kText, "", &Config::model_path,
            "GGUF file. A leading ~ and ${NAME} are expanded; relative to the working directory."),
@@ -100,6 +107,9 @@ std::vector<ConfigKey> EngineKeys() {
              "Prompt plus generated tokens of one request; 0 is the model's own limit."),
       Integer("ranks.count", "1", &Config::ranks_count, 1, 64,
               "Ranks in the ring: each computes and keeps its share of every sequence."),
+      Text("ranks.weights", ConfigKind::kWeights, "", &Config::ranks_weights,
+           "Share of each rank, in rank order (2,1,1: the first does half); \"\" is even, auto "
+           "measures their speed at start."),
       Choice("compute.dtype", &Config::compute_dtype, {"auto", "f32", "bf16"}, "auto",
              "Arithmetic of the products; auto is bf16 where the CPU has it, else f32."),
       Integer("compute.threads", "0", &Config::compute_threads, 0, 1024,
@@ -108,8 +118,17 @@ std::vector<ConfigKey> EngineKeys() {
              {"auto", "baseline", "avx2", "avx512", "avx512_bf16"}, "auto",
              "Instruction set of attention and few-row products; auto is the best the CPU has. The "
              "rest follows the CPU, oneDNN's products also ONEDNN_MAX_CPU_ISA."),
+      Choice(
+          "compute.numerics", &Config::compute_numerics, {"fast", "strict"}, "fast",
+          "strict gives equal bits whatever the ranks, the neighbours and the chunks, slower; it "
+          "fixes how prompts are computed."),
       Bytes("compute.expanded_weight_bytes", "0", &Config::compute_expanded_weight_bytes, 0,
             kMaxBytes, "Memory for weights kept expanded; 0 is two layers."),
+  };
+}
+
+std::vector<ConfigKey> CacheKeys() {
+  return {
       Choice("kv.dtype", &Config::kv_dtype, {"auto", "f32", "bf16"}, "auto",
              "Type of stored keys and values; auto follows compute.dtype."),
       Tokens("kv.page_tokens", "64", &Config::kv_page_tokens, 16, 256, 16, "Tokens of a KV page."),
@@ -117,6 +136,9 @@ std::vector<ConfigKey> EngineKeys() {
             "KV memory over all ranks; 0 is four full contexts, at most a quarter of the memory."),
       Tokens("kv.decode_reserve", "256", &Config::kv_decode_reserve, 0, 1 << 20, 1,
              "Tokens reserved beyond the prompt at admission (at most max_tokens of the request)."),
+      Choice("sharding.layout", &Config::sharding_layout,
+             {"snake", "contiguous", "zigzag", "token-stripes"}, "snake",
+             "How stripes are dealt to ranks; the others than snake are there to compare with."),
       Tokens("sharding.stripe_tokens", "64", &Config::sharding_stripe_tokens, 16, 65536, 16,
              "Tokens of a stripe, the unit dealt to ranks; a multiple of kv.page_tokens."),
       Tokens("prefill.chunk_tokens", "2048", &Config::prefill_chunk_tokens, 16, 1 << 22, 1,
@@ -125,8 +147,47 @@ std::vector<ConfigKey> EngineKeys() {
               65536, "Requests that may wait; more are refused with RESOURCE_EXHAUSTED."),
       Integer("scheduler.max_running_requests", "64", &Config::scheduler_max_running_requests, 1,
               256, "Requests served at the same time."),
+  };
+}
+
+std::vector<ConfigKey> RingKeys() {
+  return {
+      Choice("ring.strategy", &Config::ring_strategy, {"auto", "pass-kv", "gather-kv", "pass-q"},
+             "auto",
+             "How ranks meet each other's keys and values; auto is the fastest of each step, by a "
+             "cost model fed with figures measured at start."),
+      Choice("ring.mode", &Config::ring_mode, {"auto", "home", "dealt", "replicated"}, "auto",
+             "Who computes a prompt's tokens: the rank that keeps them, all ranks evenly, or each "
+             "rank all tokens with a part of the weights. auto chooses as ring.strategy does."),
+      Bytes("ring.gather_bytes", "256MiB", &Config::ring_gather_bytes, 0, kMaxBytes,
+            "Most memory that gather-kv may take on a rank for one layer."),
       Integer("ring.min_round_timeout_ms", "30000", &Config::ring_min_round_timeout_ms, 10, 3.6e6,
               "Least milliseconds that a rank waits for a peer before the step fails."),
+      Choice("ring.transport", &Config::ring_transport, {"threads", "processes"}, "threads",
+             "Ranks as threads of the daemon, or as processes that speak TCP."),
+      Text("ring.listen", ConfigKind::kAddress, "127.0.0.1:0", &Config::ring_listen,
+           "With ring.transport processes: where the daemon awaits its workers."),
+      Text("ring.secret_file", ConfigKind::kText, "", &Config::ring_secret_file,
+           "File with the secret that workers must know; \"\" makes one at start for workers on "
+           "this host. A leading ~ and ${NAME} are expanded."),
+      Bool("ring.start_workers", &Config::ring_start_workers, "true",
+           "Start the worker processes here; false awaits those that are started elsewhere with "
+           "ringfilld worker --leader HOST:PORT --rank K."),
+      Duration("ring.join_timeout_s", "60", &Config::ring_join_timeout_s, 0.1,
+               "Seconds that all workers get to join at start."),
+      Duration("ring.heartbeat_timeout_s", "3", &Config::ring_heartbeat_timeout_s, 1,
+               "Seconds of silence after which a worker process, or its daemon, is taken for "
+               "gone."),
+  };
+}
+
+std::vector<ConfigKey> TraceKeys() {
+  return {
+      Text("trace.path", ConfigKind::kText, "", &Config::trace_path,
+           "File for what every rank does, as JSON that ui.perfetto.dev shows, from the start of "
+           "the daemon on; \"\" is off. ringfill trace asks a running daemon for a few seconds."),
+      Integer("trace.max_spans", "1000000", &Config::trace_max_spans, 1, 1e9,
+              "Operations after which the file is complete; each takes about 150 bytes."),
   };
 }
 
@@ -152,7 +213,9 @@ std::string_view LastPart(std::string_view name) { return name.substr(name.rfind
 std::span<const ConfigKey> ConfigTable() {
   static const std::vector<ConfigKey>* const table = [] {
     auto* all = new std::vector<ConfigKey>(ServerKeys());
-    for (ConfigKey& key : EngineKeys()) all->push_back(std::move(key));
+    for (auto section : {ModelKeys, CacheKeys, RingKeys, TraceKeys}) {
+      for (ConfigKey& key : section()) all->push_back(std::move(key));
+    }
     return all;
   }();
   return *table;

@@ -1,9 +1,12 @@
 // Single values: text to field and back, and what --help says of them.
+#include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <limits>
 #include <optional>
 
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
 #include "server/app/config.h"
 #include "server/text.h"
 
@@ -102,6 +105,13 @@ bool Assign(const ConfigKey& key, std::string_view text, Config& config) {
       config.*std::get<double Config::*>(key.field) = value;
       return true;
     }
+    case ConfigKind::kBool:
+      if (text != "true" && text != "false") return false;
+      config.*std::get<bool Config::*>(key.field) = text == "true";
+      return true;
+    case ConfigKind::kWeights:
+      if (!ParseWeights(text)) return false;
+      break;
     case ConfigKind::kChoice:
       if (std::find(key.choices.begin(), key.choices.end(), text) == key.choices.end()) {
         return false;
@@ -133,6 +143,26 @@ std::string Quoted(std::string_view text) {
 
 }  // namespace
 
+std::optional<std::vector<double>> ParseWeights(std::string_view text) {
+  std::vector<double> weights;
+  if (text.empty() || text == "auto") return weights;
+  for (const absl::string_view part : absl::StrSplit(AbslPiece(text), ',')) {
+    double weight = 0;
+    if (!absl::SimpleAtod(part, &weight) || !std::isfinite(weight) || weight <= 0) {
+      return std::nullopt;
+    }
+    weights.push_back(weight);
+  }
+  return weights;
+}
+
+bool IsLoopback(std::string_view address) {
+  const std::string_view host = address.substr(0, address.rfind(':'));
+  const bool in_127 =
+      host.starts_with("127.") && host.find_first_not_of("0123456789.") == std::string_view::npos;
+  return in_127 || host == "[::1]" || host == "localhost";
+}
+
 std::string AllowedValues(const ConfigKey& key) {
   switch (key.kind) {
     case ConfigKind::kChoice: {
@@ -147,6 +177,10 @@ std::string AllowedValues(const ConfigKey& key) {
                     key.may_be_empty ? ", or \"\"" : "");
     case ConfigKind::kText:
       return "text";
+    case ConfigKind::kBool:
+      return "true or false";
+    case ConfigKind::kWeights:
+      return "\"\", auto or positive numbers separated by commas";
     case ConfigKind::kSeconds:
       return Concat("seconds from ", key.min, " to ", key.max);
     case ConfigKind::kInteger:
@@ -173,6 +207,9 @@ std::string ConfigValueText(const ConfigKey& key, const Config& config) {
   if (const auto* real = std::get_if<double Config::*>(&key.field)) {
     return Concat(config.**real);
   }
+  if (const auto* flag = std::get_if<bool Config::*>(&key.field)) {
+    return config.**flag ? "true" : "false";
+  }
   return config.*std::get<std::string Config::*>(key.field);
 }
 
@@ -186,7 +223,8 @@ std::string PrintConfig(const Config& config) {
       out += Concat(section, ":\n");
     }
     const std::string value = ConfigValueText(key, config);
-    const bool quote = key.kind == ConfigKind::kText || key.kind == ConfigKind::kAddress;
+    const bool quote = key.kind == ConfigKind::kText || key.kind == ConfigKind::kAddress ||
+                       key.kind == ConfigKind::kWeights;
     out += Concat("  ", key.name.substr(dot + 1), ": ", quote ? Quoted(value) : value, "\n");
   }
   return out;

@@ -6,10 +6,12 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/request/retry.h"
 #include "grpcpp/ext/proto_server_reflection_plugin.h"
 #include "grpcpp/grpcpp.h"
 #include "grpcpp/health_check_service_interface.h"
 #include "server/app/engine_options.h"
+#include "server/app/ring_workers.h"
 #include "server/app/watcher.h"
 #include "server/metrics/metrics_endpoint.h"
 #include "server/rpc/engine_call.h"
@@ -22,6 +24,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr auto kWatchPeriod = milliseconds(250);
+constexpr auto kTracePeriod = milliseconds(100);
 constexpr auto kDrainPoll = milliseconds(50);  // how soon a second signal is seen
 constexpr auto kLastCallsGrace = milliseconds(500);
 // Readiness: no step for so many round timeouts, and at least a minute (a step over a long context
@@ -49,6 +52,11 @@ void SetUpGrpcOnce() {
     grpc::EnableDefaultHealthCheckService(true);
     grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   });
+}
+
+Duration SlowClientTimeout(const Config& config) {
+  return std::chrono::duration_cast<Duration>(
+      std::chrono::duration<double>(config.server_slow_client_timeout_s));
 }
 
 std::string WithPort(const std::string& listen, int port) {
@@ -96,6 +104,8 @@ class Daemon::Impl {
 
  private:
   absl::Status StartEngine();
+  absl::Status StartTracer();
+  void StartServices();
   absl::Status StartServer();
   void StartWatcher();
   void SetServing(bool serving);
@@ -106,6 +116,7 @@ class Daemon::Impl {
   const ServedModel model_;
   Metrics metrics_;
   ServerMetrics server_metrics_;
+  WorkerMetrics worker_metrics_{metrics_};
   OpenCalls calls_;
   // Calls use the services until their end, and the queues' closures may be the last to hold one.
   std::unique_ptr<RpcServices> services_;
@@ -113,16 +124,20 @@ class Daemon::Impl {
   WorkQueue conversions_{kConversionThreads, kMaxWaitingConversions};
   WorkQueue events_{1, kMaxOpenCalls};
   std::unique_ptr<Engine> engine_;
+  std::unique_ptr<Tracer> tracer_;
   std::unique_ptr<RingfillService> service_;
   std::unique_ptr<grpc::Server> server_;
   std::string grpc_address_;
   std::unique_ptr<MetricsEndpoint> endpoint_;
   std::unique_ptr<Readiness> readiness_;
   std::unique_ptr<Watcher> watcher_;
+  std::unique_ptr<Watcher> trace_watcher_;
 };
 
 absl::Status Daemon::Impl::Start() {
   RF_RETURN_IF_ERROR(StartEngine());
+  RF_RETURN_IF_ERROR(StartTracer());
+  StartServices();
   RF_RETURN_IF_ERROR(StartServer());
   if (!config_.metrics_listen.empty()) {
     RF_ASSIGN_OR_RETURN(endpoint_, MetricsEndpoint::Start(config_.metrics_listen, metrics_));
@@ -136,9 +151,36 @@ absl::Status Daemon::Impl::StartEngine() {
   for (const std::string& warning : ConfigWarnings(config_, model_.model->config())) {
     Log(LogLevel::kWarning, warning);
   }
-  RF_ASSIGN_OR_RETURN(const EngineOptions options, ToEngineOptions(config_));
+  RF_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(config_));
+  if (config_.ring_transport == "processes") {
+    RF_ASSIGN_OR_RETURN(options.workers,
+                        MakeWorkersFactory(config_, options, model_.model, worker_metrics_));
+  }
   RF_ASSIGN_OR_RETURN(engine_,
                       Engine::Create(options, model_.model, model_.tokenizer, metrics_, clock_));
+  return absl::OkStatus();
+}
+
+absl::Status Daemon::Impl::StartTracer() {
+  std::unique_ptr<TraceFile> file;
+  if (!config_.trace_path.empty()) {
+    absl::StatusOr<std::unique_ptr<TraceFile>> created =
+        TraceFile::Create(config_.trace_path, config_.trace_max_spans);
+    if (!created.ok()) {
+      return absl::InvalidArgumentError(Concat("trace.path: ", created.status().message()));
+    }
+    file = *std::move(created);
+  }
+  tracer_ = std::make_unique<Tracer>(
+      TraceSource{.set_tracing = [this](bool on) { engine_->SetTracing(on); },
+                  .busy = [this] { return engine_->Status().running > 0; },
+                  .take = [this] { return engine_->TakeTrace(); },
+                  .dropped = [this] { return engine_->Status().trace_dropped; }},
+      clock_, std::move(file), SlowClientTimeout(config_));
+  return absl::OkStatus();
+}
+
+void Daemon::Impl::StartServices() {
   const RequestLimits limits = {.vocab = model_.model->config().vocab,
                                 .max_context_tokens = engine_->info().max_context_tokens};
   prompts_ = std::make_unique<PromptReader>(*model_.tokenizer, model_.chat, limits);
@@ -149,10 +191,10 @@ absl::Status Daemon::Impl::StartEngine() {
                       .calls = calls_,
                       .conversions = conversions_,
                       .events = events_,
+                      .tracer = *tracer_,
                       .clock = clock_,
                       .started = clock_.Now(),
-                      .write_stall_limit = options.slow_client_timeout});
-  return absl::OkStatus();
+                      .write_stall_limit = SlowClientTimeout(config_)});
 }
 
 absl::Status Daemon::Impl::StartServer() {
@@ -187,6 +229,7 @@ void Daemon::Impl::StartWatcher() {
     const Instant now = clock_.Now();
     for (const std::shared_ptr<EngineCall>& call : calls_.All()) call->CheckStall(now);
   });
+  trace_watcher_ = std::make_unique<Watcher>(kTracePeriod, [this] { tracer_->Poll(); });
 }
 
 void Daemon::Impl::SetServing(bool serving) {
@@ -208,6 +251,9 @@ void Daemon::Impl::LogStarted() const {
        {"kv_dtype", DTypeName(info.kv_dtype)},
        {"isa", info.isa},
        {"attention_kernel", info.attention_kernel},
+       {"numerics", info.strict ? "strict" : "fast"},
+       {"layout", LayoutName(info.layout)},
+       {"transport", info.transport},
        {"stripe_tokens", info.stripe_tokens},
        {"page_tokens", info.page_tokens},
        {"chunk_tokens", info.chunk_tokens},
@@ -219,6 +265,7 @@ void Daemon::Impl::LogStarted() const {
 void Daemon::Impl::Shutdown(Duration grace, const std::function<bool()>& hurry) {
   if (server_ == nullptr) return;
   watcher_.reset();
+  trace_watcher_.reset();                        // a trace under way ends with the server
   server_->GetHealthCheckService()->Shutdown();  // NOT_SERVING from here on
   engine_->BeginDrain();
   const Instant end = clock_.Now() + grace;
@@ -234,9 +281,12 @@ void Daemon::Impl::Shutdown(Duration grace, const std::function<bool()>& hurry) 
     const std::vector<std::shared_ptr<EngineCall>> rest = calls_.All();
     Log(LogLevel::kWarning, "drain cut short", {{"calls", rest.size()}});
     for (const std::shared_ptr<EngineCall>& call : rest) {
-      call->End(absl::UnavailableError("the daemon is shutting down; try another or later"));
+      call->End(WithRetryAfter(
+          absl::UnavailableError("the daemon is shutting down; try another or later"),
+          kRetryAfterRestart));
     }
   }
+  tracer_->Close();
   server_->Shutdown(std::chrono::system_clock::now() + kLastCallsGrace);
   server_->Wait();
   server_.reset();

@@ -27,13 +27,24 @@ absl::StatusOr<CpuIsa> ToIsa(const std::string& name) {
       Concat("compute.isa: this CPU does not have ", name, "; it has ", names));
 }
 
-Duration ToDuration(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+std::optional<TokenMode> ToMode(const std::string& name) {
+  if (name == "home") return TokenMode::kHome;
+  if (name == "dealt") return TokenMode::kDealt;
+  if (name == "replicated") return TokenMode::kReplicated;
+  return std::nullopt;  // auto
 }
 
-bool IsLoopback(const std::string& address) {
-  return address.empty() || address.starts_with("127.") || address.starts_with("[::1]") ||
-         address.starts_with("localhost:");
+// kOrdered is not for choice: strict numerics bring it.
+std::optional<RingStrategy> ToStrategy(const std::string& name) {
+  for (const RingStrategy strategy :
+       {RingStrategy::kPassKv, RingStrategy::kGatherKv, RingStrategy::kPassQ}) {
+    if (RingStrategyName(strategy) == name) return strategy;
+  }
+  return std::nullopt;  // auto
+}
+
+Duration ToDuration(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
 }
 
 }  // namespace
@@ -45,6 +56,15 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
   options.dtype = ToDType(config.compute_dtype);
   options.kv_dtype = ToDType(config.kv_dtype);
   RF_ASSIGN_OR_RETURN(options.isa, ToIsa(config.compute_isa));
+  options.strict = config.compute_numerics == "strict";
+  options.layout = ParseLayout(config.sharding_layout).value();
+  options.rank_weights = ParseWeights(config.ranks_weights).value();
+  options.weigh_by_speed = config.ranks_weights == "auto";
+  options.mode = ToMode(config.ring_mode);
+  options.strategy = ToStrategy(config.ring_strategy);
+  // One rank has nothing to choose, and strict numerics leave nothing to.
+  options.measure = options.ranks > 1 && !options.strict;
+  options.gather_bytes = static_cast<size_t>(config.ring_gather_bytes);
   options.stripe_tokens = static_cast<int>(config.sharding_stripe_tokens);
   options.page_tokens = static_cast<int>(config.kv_page_tokens);
   options.kv_memory_bytes = config.kv_memory_bytes;
@@ -80,7 +100,7 @@ std::vector<std::string> ConfigWarnings(const Config& config, const ModelConfig&
                               " and answers get worse beyond"));
   }
   for (const std::string* const address : {&config.server_listen, &config.metrics_listen}) {
-    if (!IsLoopback(*address)) {
+    if (!address->empty() && !IsLoopback(*address)) {
       warnings.push_back(Concat(*address, " can be reached from other machines and there is ",
                                 "no authentication"));
     }

@@ -21,9 +21,10 @@ Examples:
   ringfilld --set model.path=model.gguf --set ranks.count=2 --set server.listen=127.0.0.1:0
   ringfilld --config my.yaml --check-config
   ringfilld --print-config > my.yaml
+  ringfilld worker --help        a rank as a process of its own, here or on another host
 
 Exit codes: 0 stopped by a signal, 2 bad usage or configuration (also: an address cannot be bound),
-3 the model cannot be loaded.)";
+3 the model cannot be loaded. Those of ringfilld worker are in its --help.)";
 
 struct RawOptions {
   std::string config_file;

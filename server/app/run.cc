@@ -13,6 +13,7 @@
 #include "server/app/logging.h"
 #include "server/app/options.h"
 #include "server/app/signals.h"
+#include "server/app/worker.h"
 
 namespace ringfill {
 namespace {
@@ -51,6 +52,7 @@ int Serve(const Config& config) {
 }  // namespace
 
 int RunDaemon(int argc, const char* const* argv) {
+  if (argc > 1 && std::strcmp(argv[1], "worker") == 0) return RunWorker(argc - 1, argv + 1);
   const ParsedCommandLine command_line = ParseCommandLine(argc, argv);
   if (!command_line.options) return command_line.exit_code;
   const DaemonOptions& options = *command_line.options;

@@ -15,8 +15,8 @@ const std::vector<double>& RequestBuckets() {
 }  // namespace
 
 std::string_view RpcName(Rpc rpc) {
-  static constexpr std::string_view kNames[kRpcs] = {"Generate",   "Score",    "Tokenize",
-                                                     "Detokenize", "GetModel", "GetStatus"};
+  static constexpr std::string_view kNames[kRpcs] = {
+      "Generate", "Score", "Tokenize", "Detokenize", "GetModel", "GetStatus", "Trace"};
   return kNames[static_cast<int>(rpc)];
 }
 

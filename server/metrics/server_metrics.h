@@ -8,8 +8,8 @@
 
 namespace ringfill {
 
-enum class Rpc { kGenerate, kScore, kTokenize, kDetokenize, kGetModel, kGetStatus };
-inline constexpr int kRpcs = 6;
+enum class Rpc { kGenerate, kScore, kTokenize, kDetokenize, kGetModel, kGetStatus, kTrace };
+inline constexpr int kRpcs = 7;
 std::string_view RpcName(Rpc rpc);  // "Generate", ...
 
 // How a request ended, as operators count it.

@@ -4,6 +4,8 @@
 #include <limits>
 #include <random>
 
+#include "absl/strings/cord.h"
+#include "ringfill/v1/error_details.pb.h"
 #include "server/text.h"
 
 namespace ringfill {
@@ -180,8 +182,18 @@ absl::StatusOr<Request> ToRequest(const v1::ScoreRequest& in, const PromptReader
 
 grpc::Status ToGrpcStatus(const absl::Status& status) {
   if (status.ok()) return grpc::Status::OK;
-  return grpc::Status(static_cast<grpc::StatusCode>(status.code()),
-                      std::string(status.message().substr(0, kMaxStatusBytes)));
+  const auto code = static_cast<grpc::StatusCode>(status.code());
+  v1::StatusDetails details;
+  details.set_code(code);
+  details.set_message(std::string(status.message().substr(0, kMaxStatusBytes)));
+  status.ForEachPayload([&](absl::string_view type, const absl::Cord& value) {
+    google::protobuf::Any& detail = *details.add_details();
+    detail.set_type_url(std::string(type));
+    detail.set_value(std::string(value));
+  });
+  if (details.details().empty()) return grpc::Status(code, details.message());
+  const std::string bytes = details.SerializeAsString();
+  return grpc::Status(code, details.message(), bytes.size() <= kMaxDetailsBytes ? bytes : "");
 }
 
 }  // namespace ringfill

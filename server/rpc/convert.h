@@ -17,7 +17,8 @@
 namespace ringfill {
 
 inline constexpr size_t kMaxRequestIdBytes = 128;
-inline constexpr size_t kMaxStatusBytes = 1024;  // statuses travel in HTTP/2 headers
+inline constexpr size_t kMaxStatusBytes = 1024;   // statuses travel in HTTP/2 headers
+inline constexpr size_t kMaxDetailsBytes = 2048;  // likewise; larger ones are left out
 
 // Turns prompts into token ids. Immutable; thread-safe. `tokenizer` outlives it.
 class PromptReader {
@@ -63,7 +64,8 @@ void ToProto(const DoneEvent& in, v1::ScoreResponse& out);
 void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusResponse& out);
 void ToProto(const Model& model, const PromptReader& prompts, v1::GetModelResponse& out);
 
-// The same code; the message cut at kMaxStatusBytes.
+// The same code; the message cut at kMaxStatusBytes. Payloads (when to try again) become the
+// status's details, as google.rpc.Status carries them.
 grpc::Status ToGrpcStatus(const absl::Status& status);
 
 }  // namespace ringfill

@@ -101,6 +101,23 @@ void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusRe
   out.set_max_context_tokens(info.max_context_tokens);
   out.set_kv_bytes(info.kv_bytes);
   out.set_kv_tokens(info.kv_tokens);
+  out.set_slots(status.slots);
+  out.set_failed_steps(status.failed_steps);
+  out.set_recomputed_tokens(status.recomputed_tokens);
+  out.set_numerics(info.strict ? "strict" : "fast");
+  out.set_layout(std::string(LayoutName(info.layout)));
+  out.set_transport(info.transport);
+  out.set_imbalance(status.imbalance);
+  for (size_t i = 0; i < status.mode_tokens.size(); ++i) {
+    v1::TokenShare& share = *out.add_modes();
+    share.set_name(std::string(TokenModeName(static_cast<TokenMode>(i))));
+    share.set_tokens(status.mode_tokens[i]);
+  }
+  for (size_t i = 0; i < status.strategy_tokens.size(); ++i) {
+    v1::TokenShare& share = *out.add_strategies();
+    share.set_name(std::string(RingStrategyName(static_cast<RingStrategy>(i))));
+    share.set_tokens(status.strategy_tokens[i]);
+  }
   for (const RankStatus& from : status.ranks) {
     v1::RankStatus& rank = *out.add_ranks();
     rank.set_rank(from.rank);
@@ -109,6 +126,9 @@ void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusRe
     rank.set_busy_s(from.busy_s);
     rank.set_wait_s(from.wait_s);
     rank.set_ring_bytes(static_cast<uint64_t>(from.ring_bytes));
+    rank.set_slots(from.slots);
+    rank.set_transfer_s(from.transfer_s);
+    rank.set_hidden_s(from.hidden_s);
   }
 }
 

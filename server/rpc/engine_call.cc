@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/request/retry.h"
 #include "server/text.h"
 
 namespace ringfill {
@@ -41,8 +42,10 @@ EngineCall::~EngineCall() { services_.calls.Remove(this); }
 void EngineCall::Start(size_t request_bytes, Convert convert) {
   self_ = shared_from_this();
   if (!services_.calls.TryAdd(self_)) {
-    return End(absl::ResourceExhaustedError(
-        Concat("all ", kMaxOpenCalls, " calls that may be open are; try again later")));
+    return End(
+        WithRetryAfter(absl::ResourceExhaustedError(Concat(
+                           "all ", kMaxOpenCalls, " calls that may be open are; try again later")),
+                       kRetrySoon));
   }
   {
     absl::MutexLock lock(&mutex_);
@@ -52,8 +55,10 @@ void EngineCall::Start(size_t request_bytes, Convert convert) {
   // `this` stays alive: the call cannot end while the operation is under way.
   if (services_.conversions.TryPost([this, convert] { ConvertAndSubmit(convert); })) return;
   ConvertAndSubmit([] {
-    return absl::ResourceExhaustedError(
-        Concat(kMaxWaitingConversions, " long prompts are being read; try again later"));
+    return WithRetryAfter(
+        absl::ResourceExhaustedError(
+            Concat(kMaxWaitingConversions, " long prompts are being read; try again later")),
+        kRetrySoon);
   });
 }
 
@@ -117,7 +122,7 @@ EngineCall::Action EngineCall::NextAction(absl::Status& status) {
       return Action::kStatus;
     }
     if (outbox_ == nullptr) return Action::kNothing;
-    const std::optional<Event> event = outbox_->TryPop();
+    const std::optional<RequestEvent> event = outbox_->TryPop();
     if (!event) return Action::kNothing;
     Note(*event);
     if (const auto* failed = std::get_if<FailedEvent>(&*event)) {
@@ -135,7 +140,7 @@ EngineCall::Action EngineCall::NextAction(absl::Status& status) {
   return Action::kNothing;
 }
 
-void EngineCall::Note(const Event& event) {
+void EngineCall::Note(const RequestEvent& event) {
   if (const auto* accepted = std::get_if<AcceptedEvent>(&event)) {
     usage_.prompt_tokens = accepted->prompt_tokens;
     usage_.cached_tokens = accepted->cached_tokens;

@@ -49,7 +49,7 @@ class EngineCall : public std::enable_shared_from_this<EngineCall> {
 
   // Takes an event (never Failed). True when a message is ready, which SendWrite then writes.
   // Called with the mutex held; must not call back.
-  virtual bool Stage(const Event& event) = 0;
+  virtual bool Stage(const RequestEvent& event) = 0;
   virtual void SendWrite() = 0;
   virtual void SendStatus(const grpc::Status& status) = 0;
 
@@ -61,7 +61,7 @@ class EngineCall : public std::enable_shared_from_this<EngineCall> {
   void Wake();
   void Advance();
   Action NextAction(absl::Status& status);
-  void Note(const Event& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Note(const RequestEvent& event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ended() const;
   void WriteLog(const absl::Status& status, double seconds);
 

@@ -14,7 +14,7 @@ class GenerateCall final : public EngineCall, public grpc::ServerWriteReactor<v1
   void OnDone() override { Ended(); }
 
  private:
-  bool Stage(const Event& event) override {
+  bool Stage(const RequestEvent& event) override {
     message_.Clear();
     if (const auto* accepted = std::get_if<AcceptedEvent>(&event)) {
       ToProto(*accepted, request_id(), *message_.mutable_accepted());

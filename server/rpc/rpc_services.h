@@ -7,6 +7,7 @@
 #include "server/rpc/convert.h"
 #include "server/rpc/open_calls.h"
 #include "server/rpc/work_queue.h"
+#include "server/trace/tracer.h"
 
 namespace ringfill {
 
@@ -26,6 +27,7 @@ struct RpcServices {
   // Where the engine's notices are handled, so that its threads never run gRPC code. Capacity
   // kMaxOpenCalls: each call waits in it at most once.
   WorkQueue& events;
+  Tracer& tracer;
   const Clock& clock;
   Instant started;
   Duration write_stall_limit;  // a write that takes longer: the client does not read

@@ -14,7 +14,7 @@ class ScoreCall final : public EngineCall, public grpc::ServerUnaryReactor {
   void OnDone() override { Ended(); }
 
  private:
-  bool Stage(const Event& event) override {
+  bool Stage(const RequestEvent& event) override {
     if (const auto* done = std::get_if<DoneEvent>(&event)) ToProto(*done, response_);
     return false;
   }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "engine/request/retry.h"
 #include "server/text.h"
 
 namespace ringfill {
@@ -25,8 +26,10 @@ grpc::ServerUnaryReactor* RingfillService::RunUnary(Rpc rpc, grpc::CallbackServe
                // Nobody waits for it, and the end of the daemon must not.
                finish(context.IsCancelled() ? absl::CancelledError("the client is gone") : work());
              })) {
-    finish(absl::ResourceExhaustedError(
-        Concat(kMaxWaitingConversions, " long texts are being read; try again later")));
+    finish(
+        WithRetryAfter(absl::ResourceExhaustedError(Concat(
+                           kMaxWaitingConversions, " long texts are being read; try again later")),
+                       kRetrySoon));
   }
   return reactor;
 }

@@ -31,6 +31,8 @@ class RingfillService final : public v1::Ringfill::CallbackService {
   grpc::ServerUnaryReactor* GetStatus(grpc::CallbackServerContext* context,
                                       const v1::GetStatusRequest* request,
                                       v1::GetStatusResponse* response) override;
+  grpc::ServerWriteReactor<v1::TraceEvent>* Trace(grpc::CallbackServerContext* context,
+                                                  const v1::TraceRequest* request) override;
 
  private:
   // Runs `work` here when the message is small, else in the conversion queue; finishes the call

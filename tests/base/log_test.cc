@@ -47,6 +47,21 @@ TEST(LogTest, OneObjectALine) {
   EXPECT_EQ(lines[2]["level"], "error");
 }
 
+TEST(LogTest, ContextIsInEveryLine) {
+  SetLogContext({{"rank", 1}, {"epoch", 7}});
+  const auto lines = Logged([] {
+    Log(LogLevel::kInfo, "a");
+    Log(LogLevel::kInfo, "b", {{"epoch", 8}});
+    SetLogContext(json::object());
+    Log(LogLevel::kInfo, "c");
+  });
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[0]["rank"], 1);
+  EXPECT_EQ(lines[0]["epoch"], 7);
+  EXPECT_EQ(lines[1]["epoch"], 8) << "a line's own field wins";
+  EXPECT_FALSE(lines[2].contains("rank"));
+}
+
 TEST(LogTest, InvalidUtf8IsReplaced) {
   const std::string bad = "a\xff\xc3(\xe2\x82 \xf0\x9f z";
   const auto lines = Logged([&] {

@@ -125,6 +125,10 @@ TEST(App, RefusesContradictions) {
       {{"--timeout", "-1", "status"}, "a number of seconds"},
       {{"--timeout", "5s", "status"}, "a number of seconds"},
       {{"--connect-timeout", "nan", "status"}, "--connect-timeout: must be a number of seconds"},
+      {{"trace", "--out", "f", "--seconds", "0"}, "--seconds: must be a number of seconds above 0"},
+      {{"trace", "--out", "f", "--seconds", "61"}, "at most 60"},
+      {{"trace", "--out", "f", "--seconds", "nan"}, "at most 60"},
+      {{"trace", "--seconds", "5"}, "--out"},
       {{"completion", "csh"}, "must be bash, zsh or fish, not csh"},
       {{"completion", "1"}, "must be bash, zsh or fish, not 1"}};
   for (const auto& [arguments, expected] : cases) {
@@ -182,7 +186,7 @@ TEST(Completion, KnowsEveryCommandAndFlag) {
   for (const Shell shell : {Shell::kBash, Shell::kZsh, Shell::kFish}) {
     const std::string script = CompletionScript(*app, shell);
     for (const char* word : {"generate", "detokenize", "prompt-file", "connect-timeout", "top-p",
-                             "skip-special", "fish"}) {
+                             "skip-special", "seconds", "fish"}) {
       EXPECT_THAT(script, HasSubstr(word));
     }
   }

@@ -29,6 +29,22 @@ v1::GenerateRequest FakeDaemon::last_generate() const {
   return last_generate_;
 }
 
+v1::TraceRequest FakeDaemon::last_trace() const {
+  absl::MutexLock lock(&mutex_);
+  return last_trace_;
+}
+
+grpc::Status FakeDaemon::Trace(grpc::ServerContext* context, const v1::TraceRequest* request,
+                               grpc::ServerWriter<v1::TraceEvent>* writer) {
+  {
+    absl::MutexLock lock(&mutex_);
+    last_trace_ = *request;
+  }
+  for (const v1::TraceEvent& event : trace) writer->Write(event);
+  if (hang) AwaitCancel(context);
+  return trace_status;
+}
+
 grpc::Status FakeDaemon::Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
                                   grpc::ServerWriter<v1::GenerateEvent>* writer) {
   {
@@ -37,11 +53,15 @@ grpc::Status FakeDaemon::Generate(grpc::ServerContext* context, const v1::Genera
   }
   for (const v1::GenerateEvent& event : events) writer->Write(event);
   if (!hang) return generate_status;
+  AwaitCancel(context);
+  return grpc::Status::CANCELLED;
+}
+
+void FakeDaemon::AwaitCancel(grpc::ServerContext* context) {
   hanging.Notify();
   // The synchronous API has no callback for a cancellation.
   while (!context->IsCancelled()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   cancelled.Notify();
-  return grpc::Status::CANCELLED;
 }
 
 grpc::Status FakeDaemon::Score(grpc::ServerContext*, const v1::ScoreRequest*,

@@ -21,16 +21,19 @@ class FakeDaemon : private v1::Ringfill::Service {
 
   std::string address() const { return "127.0.0.1:" + std::to_string(port_); }
   v1::GenerateRequest last_generate() const;
+  v1::TraceRequest last_trace() const;
 
   std::vector<v1::GenerateEvent> events;  // what Generate streams
   grpc::Status generate_status;           // how it ends
-  bool hang = false;                      // Generate waits for its cancellation after the events
-  absl::Notification hanging;             // ... and says so
-  absl::Notification cancelled;           // ... and has seen it
-  grpc::Status unary_status;              // of every other call
+  bool hang = false;             // Generate and Trace wait for their cancellation after the events
+  absl::Notification hanging;    // ... and says so
+  absl::Notification cancelled;  // ... and has seen it
+  grpc::Status unary_status;     // of every other call
   v1::ScoreResponse score;
   v1::TokenizeResponse tokenize;
   v1::DetokenizeResponse detokenize;
+  std::vector<v1::TraceEvent> trace;  // what Trace streams
+  grpc::Status trace_status;          // how it ends
 
  private:
   grpc::Status Generate(grpc::ServerContext* context, const v1::GenerateRequest* request,
@@ -46,8 +49,14 @@ class FakeDaemon : private v1::Ringfill::Service {
   grpc::Status GetStatus(grpc::ServerContext*, const v1::GetStatusRequest*,
                          v1::GetStatusResponse* response) override;
 
+  grpc::Status Trace(grpc::ServerContext* context, const v1::TraceRequest* request,
+                     grpc::ServerWriter<v1::TraceEvent>* writer) override;
+
+  void AwaitCancel(grpc::ServerContext* context);
+
   mutable absl::Mutex mutex_;
   v1::GenerateRequest last_generate_ ABSL_GUARDED_BY(mutex_);
+  v1::TraceRequest last_trace_ ABSL_GUARDED_BY(mutex_);
   int port_ = 0;
   std::unique_ptr<grpc::Server> server_;
 };

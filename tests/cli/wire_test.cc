@@ -10,6 +10,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "ringfill/v1/error_details.pb.h"
 #include "tests/cli/child.h"
 #include "tests/cli/fake_daemon.h"
 
@@ -123,6 +124,27 @@ TEST(Wire, AFailedRequestExitsWithOneAndItsStatus) {
     EXPECT_EQ(result.exit_code, 1) << arguments[0];
     EXPECT_EQ(result.err, "ringfill: INVALID_ARGUMENT: empty prompt\n") << arguments[0];
   }
+}
+
+TEST(Wire, SaysWhenToTryAgain) {
+  FakeDaemon daemon;
+  v1::StatusDetails details;
+  details.set_code(grpc::UNAVAILABLE);
+  google::protobuf::Any& retry = *details.add_details();
+  retry.set_type_url("type.googleapis.com/google.rpc.RetryInfo");
+  retry.set_value("\x0a\x02\x08\x03");  // retry_delay {seconds: 3}
+  daemon.generate_status = {grpc::UNAVAILABLE, "a rank was lost", details.SerializeAsString()};
+  daemon.unary_status = daemon.generate_status;
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{"generate", "--prompt", "x"}, {"score", "--prompt", "x"}}) {
+    const ChildResult result = RunAt(daemon, arguments);
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(result.err,
+              "ringfill: UNAVAILABLE: a rank was lost\nringfill: try again in 3.00 s\n");
+  }
+  daemon.unary_status = {grpc::UNAVAILABLE, "a rank was lost", "no protobuf"};
+  EXPECT_EQ(RunAt(daemon, {"score", "--prompt", "x"}).err,
+            "ringfill: UNAVAILABLE: a rank was lost\n");
 }
 
 TEST(Wire, AStreamThatBreaksOffIsAFailure) {

@@ -162,6 +162,20 @@ class Commands(unittest.TestCase):
         self.assertEqual(status["model"]["vocab"], 49152)
         self.assertEqual(self.client.run("status").returncode, 0)
 
+    def test_trace(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "trace.json"
+            trace = self.client.start("trace", "--seconds", "2", "--out", str(path), "--json")
+            self.client.json("generate", "--prompt", "Once upon a time " * 100, "--max-tokens", "40",
+                             "--ignore-eos")
+            out, err = trace.communicate(timeout=120)
+            self.assertEqual(trace.returncode, 0, err)
+            spans = [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+            self.assertEqual(json.loads(out)["spans"], len(spans))
+            self.assertEqual({event["pid"] for event in spans}, {1, 2})
+            self.assertIn("communication", {event["cat"] for event in spans})
+            self.assertEqual([file.name for file in pathlib.Path(folder).iterdir()], ["trace.json"])
+
     def test_bad_requests_get_a_status(self):
         self.expect_failure("INVALID_ARGUMENT", "generate", "--prompt", "")
         self.expect_failure("INVALID_ARGUMENT", "generate", "--token-ids-file", "-", stdin="[]")

@@ -6,61 +6,12 @@
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
-#include "tests/testing/engine_runner.h"
+#include "tests/engine/engine_cases.h"
 #include "tests/testing/reference_model.h"
 #include "tests/testing/tiny_model.h"
 
 namespace ringfill {
 namespace {
-
-EngineOptions SmallOptions(int ranks) {
-  EngineOptions options;
-  options.ranks = ranks;
-  options.threads = ranks;
-  options.dtype = DType::kF32;
-  options.stripe_tokens = 16;
-  options.page_tokens = 16;
-  options.chunk_tokens = 256;
-  options.kv_memory_bytes = 64 << 20;
-  options.poison_freed_pages = true;
-  return options;
-}
-
-std::vector<TokenId> RandomPrompt(size_t n, int vocab, uint32_t seed) {
-  std::mt19937 rng(seed);
-  std::uniform_int_distribution<int> pick(kTinySpecialTokens, vocab - 1);
-  std::vector<TokenId> out(n);
-  for (TokenId& id : out) id = pick(rng);
-  return out;
-}
-
-Request Greedy(std::vector<TokenId> prompt, int max_tokens) {
-  Request request;
-  request.prompt = std::move(prompt);
-  request.stop.max_tokens = max_tokens;
-  request.stop.ignore_eos = true;
-  request.logprobs = 4;
-  return request;
-}
-
-// Checks an outcome's tokens and logprobs against the reference run over prompt and tokens.
-void ExpectMatchesReference(const Model& model, const std::vector<TokenId>& prompt,
-                            const Outcome& outcome, double tolerance) {
-  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
-  std::vector<TokenId> all = prompt;
-  for (TokenId id : outcome.ids()) all.push_back(id);
-  const auto logits = ReferenceLogits(model, all);
-  for (size_t i = 0; i < outcome.tokens.size(); ++i) {
-    const auto& row = logits[prompt.size() - 1 + i];
-    const TokenEvent& token = outcome.tokens[i];
-    const auto best = static_cast<TokenId>(std::max_element(row.begin(), row.end()) - row.begin());
-    EXPECT_NEAR(ReferenceLogprob(row, best), ReferenceLogprob(row, token.id), tolerance);
-    EXPECT_NEAR(token.logprob, ReferenceLogprob(row, token.id), tolerance) << "token " << i;
-    for (const TokenLogprob& top : token.top) {
-      EXPECT_NEAR(top.logprob, ReferenceLogprob(row, top.id), tolerance);
-    }
-  }
-}
 
 class EngineRanksTest : public testing::TestWithParam<int> {};
 
@@ -279,7 +230,7 @@ TEST(EngineTest, CancelInMidPrefillReleasesPages) {
   ASSERT_TRUE(client.ok()) << client.status();
   // Some progress has been made, then the client goes away.
   while (true) {
-    const Event event = (*client)->Next();
+    const RequestEvent event = (*client)->Next();
     if (std::holds_alternative<ProgressEvent>(event)) break;
   }
   // What it holds shows while its first step runs.
@@ -318,32 +269,6 @@ TEST(EngineTest, AClientThatDoesNotReadPausesOnlyItself) {
   EXPECT_EQ((*slow)->Finish().tokens.size(), 50u);
 }
 
-TEST(EngineTest, AFailedRankEndsTheStepOnAllAndTheRingFormsAnew) {
-  TinyModelOptions tiny;
-  const std::string path = WriteTinyModel(tiny);
-  for (int ranks : {1, 2, 4}) {
-    SCOPED_TRACE(ranks);
-    EngineOptions options = SmallOptions(ranks);
-    options.fault = [ranks](int rank, uint64_t step) {
-      const bool fails = rank == ranks - 1 && (step == 2 || step == 6);
-      return fails ? absl::InternalError("injected") : absl::OkStatus();
-    };
-    EngineRunner runner(path, options);
-    const auto prompt = RandomPrompt(1000, tiny.vocab, 6);  // four chunks: steps 1 to 4
-    const Outcome failed = runner.Run(Greedy(prompt, 4));
-    EXPECT_EQ(failed.status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
-    EXPECT_EQ(runner.engine().Status().epoch, 2u);
-    // Steps 3 to 5 are whole; the next failure comes in step 6, while it decodes.
-    const Outcome again = runner.Run(Greedy(RandomPrompt(300, tiny.vocab, 8), 9));
-    EXPECT_EQ(again.status.code(), absl::StatusCode::kUnavailable);
-    EXPECT_FALSE(again.tokens.empty());
-    ExpectMatchesReference(runner.engine().model(), RandomPrompt(300, tiny.vocab, 8),
-                           runner.Run(Greedy(RandomPrompt(300, tiny.vocab, 8), 3)), 1e-3);
-    EXPECT_EQ(runner.engine().Status().epoch, 3u);
-  }
-}
-
 TEST(EngineTest, WhenThePoolRunsDryTheYoungestEndsAndTheOthersFinish) {
   TinyModelOptions tiny;
   EngineOptions options = SmallOptions(1);
@@ -374,6 +299,36 @@ TEST(EngineTest, DestroyingTheEngineFailsWhatIsLeft) {
   ASSERT_TRUE(client.ok());
   runner.reset();
   EXPECT_EQ((*client)->Finish().status.code(), absl::StatusCode::kCancelled);
+}
+
+TEST(EngineTest, ChoosesByMeasuredFiguresAndWeighsByThem) {
+  TinyModelOptions tiny;
+  for (int ranks : {1, 3}) {
+    EngineOptions options = SmallOptions(ranks);
+    options.measure = true;
+    options.weigh_by_speed = true;
+    EngineRunner runner(WriteTinyModel(tiny), options);
+    const auto prompt = RandomPrompt(700, tiny.vocab, 3);
+    ExpectMatchesReference(runner.engine().model(), prompt, runner.Run(Greedy(prompt, 4)), 1e-3);
+    int slots = 0;
+    for (const RankStatus& rank : runner.engine().Status().ranks) slots += rank.slots;
+    EXPECT_EQ(slots, 4 * ranks);
+  }
+}
+
+TEST(EngineTest, UnevenRanksTakeTheirShare) {
+  TinyModelOptions tiny;
+  EngineOptions options = SmallOptions(3);
+  options.rank_weights = {1, 2, 3};
+  options.mode = TokenMode::kHome;
+  EngineRunner runner(WriteTinyModel(tiny), options);
+  const auto prompt = RandomPrompt(2304, tiny.vocab, 3);  // six periods of 2 * 12 stripes
+  const Outcome outcome = runner.Run(Greedy(prompt, 1));
+  ExpectMatchesReference(runner.engine().model(), prompt, outcome, 1e-3);
+  ASSERT_EQ(outcome.done.ranks.size(), 3u);
+  for (size_t r = 0; r < 3; ++r) {
+    EXPECT_EQ(outcome.done.ranks[r].kv_pages, 24 * static_cast<int64_t>(r + 1)) << "rank " << r;
+  }
 }
 
 TEST(EngineTest, ProgressAscendsToThePromptsEnd) {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -84,6 +85,79 @@ TEST(PageAllocatorTest, MovesKeepOwnershipInOnePlace) {
   EXPECT_EQ(Ids(c), ids);
   c = PageList();
   EXPECT_EQ(allocator.used(), 0);
+}
+
+TEST(PageAllocatorTest, GapsAreFilledAllOrNone) {
+  PageAllocator allocator(6);
+  PageList list(&allocator);
+  ASSERT_TRUE(list.Extend(4).ok());
+  const std::vector<PageId> ids = Ids(list);
+  list.Drop(1);
+  list.Drop(2);
+  EXPECT_EQ(allocator.used(), 2);
+  EXPECT_EQ(list.size(), 4);
+  EXPECT_TRUE(list.has(0));
+  EXPECT_FALSE(list.has(1));
+  EXPECT_FALSE(list.has(4));
+  EXPECT_EQ(list.NeededTo(3), 2);
+  EXPECT_EQ(list.NeededTo(7), 5);
+  EXPECT_FALSE(list.CanFillTo(7));
+  EXPECT_EQ(list.FillTo(7).code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(allocator.used(), 2);
+  EXPECT_TRUE(list.CanFillTo(6));
+  ASSERT_TRUE(list.FillTo(6).ok());
+  EXPECT_EQ(allocator.used(), 6);
+  EXPECT_EQ(list.size(), 6);
+  EXPECT_EQ(list.pages()[0], ids[0]);
+  EXPECT_EQ(list.pages()[3], ids[3]);
+  const std::vector<PageId> filled = Ids(list);
+  EXPECT_EQ(std::set<PageId>(filled.begin(), filled.end()).size(), 6u);
+  list.Clear();
+  EXPECT_EQ(allocator.used(), 0);
+}
+
+TEST(PageAllocatorTest, SharedListsKeepTheirGaps) {
+  PageAllocator allocator(6);
+  PageList first(&allocator);
+  ASSERT_TRUE(first.Extend(3).ok());
+  EXPECT_FALSE(first.shared(0));
+  const std::vector<PageId> some = {Ids(first)[2], kNoPage, Ids(first)[0]};
+  PageList second = PageList::Share(&allocator, some);
+  EXPECT_THAT(Ids(second), ElementsAreArray(some));
+  EXPECT_EQ(second.NeededTo(3), 1);
+  EXPECT_TRUE(first.shared(0));
+  EXPECT_FALSE(first.shared(1));
+  EXPECT_EQ(allocator.used(), 3);
+  PageList third = second.Fork();
+  EXPECT_EQ(third.NeededTo(3), 1);
+  first.Clear();
+  EXPECT_EQ(allocator.used(), 2);
+  PageList moved = std::move(third);
+  EXPECT_EQ(moved.NeededTo(3), 1);
+  second.Clear();
+  moved.Clear();
+  EXPECT_EQ(allocator.used(), 0);
+}
+
+TEST(PageAllocatorTest, FreedPagesAreNotedOnceTheLastOwnerLetsGo) {
+  PageAllocator allocator(5);
+  PageList before(&allocator);
+  ASSERT_TRUE(before.Extend(1).ok());
+  before.Clear();
+  allocator.NoteFreed();
+  EXPECT_TRUE(allocator.TakeFreed().empty());
+  PageList list(&allocator);
+  ASSERT_TRUE(list.Extend(2).ok());
+  std::vector<PageId> ids = Ids(list);
+  PageList fork = list.Fork();
+  list.Clear();
+  EXPECT_TRUE(allocator.TakeFreed().empty());
+  fork.Clear();
+  ASSERT_TRUE(list.Extend(2).ok());
+  list.Clear();
+  std::sort(ids.begin(), ids.end());
+  EXPECT_THAT(allocator.TakeFreed(), ElementsAreArray(ids));
+  EXPECT_TRUE(allocator.TakeFreed().empty());
 }
 
 TEST(PageAllocatorTest, EmptyPoolRefuses) {

@@ -64,6 +64,9 @@ TEST(ConfigTableTest, DefaultYamlSetsEveryKeyToItsDefault) {
     if (const auto* field = std::get_if<int64_t Config::*>(&key.field)) config.** field = -7;
     if (const auto* field = std::get_if<double Config::*>(&key.field)) config.** field = -7;
     if (const auto* field = std::get_if<std::string Config::*>(&key.field)) config.** field = "-7";
+    if (const auto* field = std::get_if<bool Config::*>(&key.field)) {
+      config.** field = key.default_text == "false";
+    }
   }
   ASSERT_TRUE(ApplyConfigYaml(yaml, "default.yaml", config).ok());
   EXPECT_EQ(PrintConfig(config), PrintConfig(DefaultConfig()));
@@ -82,7 +85,8 @@ TEST(ConfigTableTest, PrintedConfigReadsBackTheSame) {
   Config config = DefaultConfig();
   for (const std::string_view setting :
        {"model.path=a \"quoted\" \\ path: #1", "kv.memory_bytes=3GiB", "compute.dtype=bf16",
-        "server.drain_timeout_s=0.25", "metrics.listen=", "kv.page_tokens=32"}) {
+        "server.drain_timeout_s=0.25", "metrics.listen=", "kv.page_tokens=32",
+        "ring.start_workers=false", "ranks.weights=2,1.5", "ring.gather_bytes=3MiB"}) {
     ASSERT_TRUE(ApplySetting(setting, config).ok()) << setting;
   }
   Config read = DefaultConfig();
@@ -90,6 +94,8 @@ TEST(ConfigTableTest, PrintedConfigReadsBackTheSame) {
   ASSERT_TRUE(status.ok()) << status;
   EXPECT_EQ(read.model_path, config.model_path);
   EXPECT_EQ(read.server_drain_timeout_s, 0.25);
+  EXPECT_FALSE(read.ring_start_workers);
+  EXPECT_EQ(read.ranks_weights, "2,1.5");
   EXPECT_EQ(PrintConfig(read), PrintConfig(config));
 }
 
@@ -170,6 +176,19 @@ TEST(ConfigValueTest, RefusesBadValuesWithWhatIsAllowed) {
       {"server.listen=127.0.0.1:65536", "HOST:PORT"},
       {"server.listen=::1:5", "HOST:PORT"},
       {"server.listen=unix:/tmp/x", "HOST:PORT"},
+      {"ring.strategy=passkv", "auto, pass-kv, gather-kv or pass-q"},
+      {"ring.mode=sharded", "auto, home, dealt or replicated"},
+      {"sharding.layout=striped", "snake, contiguous, zigzag or token-stripes"},
+      {"compute.numerics=exact", "fast or strict"},
+      {"ring.start_workers=yes", "true or false"},
+      {"ring.start_workers=", "true or false"},
+      {"ranks.weights=2,,1", "positive numbers separated by commas"},
+      {"ranks.weights=2,-1", "positive numbers"},
+      {"ranks.weights=0", "positive numbers"},
+      {"ranks.weights=inf,1", "positive numbers"},
+      {"ranks.weights=even", "auto"},
+      {"ring.join_timeout_s=0", "seconds from 0.1"},
+      {"trace.max_spans=0", "from 1"},
   };
   for (const auto& [setting, allowed] : cases) {
     const std::string key(setting, std::string_view(setting).find('='));
@@ -320,6 +339,65 @@ TEST(SettleConfigTest, ErrorsNameTheLinesThatAFileSet) {
   EXPECT_THAT(Message(SettleConfig(config)), HasSubstr("kv.page_tokens (64)"));
   ASSERT_TRUE(ApplySetting("model.path=", config).ok());
   EXPECT_THAT(Message(SettleConfig(config)), StartsWith("model.path is not set"));
+}
+
+std::string SettleError(const std::vector<std::string>& settings) {
+  Config config = DefaultConfig();
+  config.model_path = "m";
+  for (const std::string& setting : settings) {
+    EXPECT_TRUE(ApplySetting(setting, config).ok()) << setting;
+  }
+  return Message(SettleConfig(config));
+}
+
+TEST(SettleConfigTest, StrictNumericsFixHowPromptsAreComputed) {
+  EXPECT_EQ(SettleError({"compute.numerics=strict"}), "");
+  EXPECT_EQ(
+      SettleError({"compute.numerics=strict", "ring.mode=dealt"}),
+      "ring.mode (dealt) must be auto with compute.numerics (strict), which fixes how prompts "
+      "are computed");
+  EXPECT_THAT(SettleError({"compute.numerics=strict", "ring.strategy=pass-q"}),
+              StartsWith("ring.strategy (pass-q) must be auto"));
+  EXPECT_THAT(SettleError({"compute.numerics=strict", "sharding.layout=zigzag"}),
+              StartsWith("sharding.layout (zigzag) must be snake"));
+  EXPECT_EQ(SettleError({"ring.mode=dealt", "ring.strategy=pass-q", "sharding.layout=zigzag"}), "");
+}
+
+TEST(SettleConfigTest, EachRankHasAWeight) {
+  EXPECT_EQ(SettleError({"ranks.count=3", "ranks.weights=2,1,1"}), "");
+  EXPECT_EQ(SettleError({"ranks.count=3", "ranks.weights=auto"}), "");
+  EXPECT_EQ(SettleError({"ranks.count=3", "ranks.weights=2"}),
+            "ranks.weights (2) has 1 value; it must have one for each rank: ranks.count (3)");
+}
+
+TEST(SettleConfigTest, WorkersElsewhereNeedASecret) {
+  const std::string processes = "ring.transport=processes";
+  EXPECT_EQ(SettleError({processes}), "");
+  EXPECT_EQ(SettleError({processes, "ring.listen=[::1]:0"}), "");
+  EXPECT_THAT(SettleError({processes, "ring.listen=0.0.0.0:7000"}),
+              AllOf(HasSubstr("ring.listen (0.0.0.0:7000)"), HasSubstr("ring.secret_file")));
+  EXPECT_THAT(SettleError({processes, "ring.listen=127.example.org:7000"}),
+              HasSubstr("ring.secret_file"));
+  EXPECT_THAT(SettleError({processes, "ring.start_workers=false"}),
+              AllOf(HasSubstr("ring.start_workers (false)"), HasSubstr("ring.secret_file")));
+  EXPECT_EQ(SettleError({processes, "ring.start_workers=false", "ring.listen=0.0.0.0:7000",
+                         "ring.secret_file=/s"}),
+            "");
+  EXPECT_EQ(SettleError({"ring.listen=0.0.0.0:7000"}), "") << "unused with threads";
+}
+
+TEST(SettleConfigTest, ExpandsEveryPath) {
+  ASSERT_EQ(setenv("RINGFILL_A", "aa", 1), 0);
+  Config config = DefaultConfig();
+  config.model_path = "m";
+  config.ring_secret_file = "${RINGFILL_A}/secret";
+  config.trace_path = "${RINGFILL_A}.json";
+  ASSERT_TRUE(SettleConfig(config).ok());
+  EXPECT_EQ(config.ring_secret_file, "aa/secret");
+  EXPECT_EQ(config.trace_path, "aa.json");
+  ASSERT_EQ(unsetenv("RINGFILL_UNSET"), 0);
+  config.trace_path = "${RINGFILL_UNSET}";
+  EXPECT_THAT(Message(SettleConfig(config)), StartsWith("trace.path: "));
 }
 
 }  // namespace

@@ -5,9 +5,12 @@
 #include <memory>
 #include <string>
 
+#include "absl/strings/cord.h"
+#include "engine/request/retry.h"
 #include "gmock/gmock.h"
 #include "google/protobuf/text_format.h"
 #include "gtest/gtest.h"
+#include "ringfill/v1/error_details.pb.h"
 #include "tests/testing/tiny_model.h"
 
 namespace ringfill {
@@ -286,6 +289,65 @@ TEST(ToGrpcStatusTest, KeepsTheCodeAndBoundsTheMessage) {
   const grpc::Status status = ToGrpcStatus(absl::ResourceExhaustedError(std::string(5000, 'x')));
   EXPECT_EQ(status.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(status.error_message().size(), kMaxStatusBytes);
+  EXPECT_EQ(status.error_details(), "");
+}
+
+TEST(ToGrpcStatusTest, PayloadsBecomeDetails) {
+  const grpc::Status status = ToGrpcStatus(
+      WithRetryAfter(absl::UnavailableError("a rank was lost"), std::chrono::milliseconds(1500)));
+  EXPECT_EQ(status.error_message(), "a rank was lost");
+  v1::StatusDetails details;
+  ASSERT_TRUE(details.ParseFromString(status.error_details()));
+  EXPECT_EQ(details.code(), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(details.message(), "a rank was lost");
+  ASSERT_EQ(details.details_size(), 1);
+  EXPECT_EQ(details.details(0).type_url(), "type.googleapis.com/google.rpc.RetryInfo");
+  EXPECT_EQ(details.details(0).value(),
+            std::string("\x0a\x08\x08\x01\x10\x80\xca\xb5\xee\x01", 10));
+}
+
+TEST(ToGrpcStatusTest, DetailsAreBounded) {
+  absl::Status status = absl::UnavailableError("x");
+  status.SetPayload("large", absl::Cord(std::string(kMaxDetailsBytes + 1, 'x')));
+  EXPECT_EQ(ToGrpcStatus(status).error_details(), "");
+}
+
+TEST(ToProtoTest, StatusCarriesTheRing) {
+  EngineStatus status;
+  status.epoch = 3;
+  status.slots = 16;
+  status.failed_steps = 2;
+  status.recomputed_tokens = 700;
+  status.imbalance = 1.5;
+  status.mode_tokens = {10, 20, 30};
+  status.strategy_tokens[static_cast<size_t>(RingStrategy::kPassQ)] = 30;
+  RankStatus& rank = status.ranks.emplace_back();
+  rank.slots = 5;
+  rank.transfer_s = 2;
+  rank.hidden_s = 1.5;
+  EngineInfo info;
+  info.strict = true;
+  info.layout = Layout::kZigzag;
+  info.transport = "processes";
+  v1::GetStatusResponse out;
+  ToProto(status, info, out);
+  EXPECT_EQ(out.epoch(), 3u);
+  EXPECT_EQ(out.slots(), 16u);
+  EXPECT_EQ(out.failed_steps(), 2u);
+  EXPECT_EQ(out.recomputed_tokens(), 700u);
+  EXPECT_EQ(out.imbalance(), 1.5);
+  EXPECT_EQ(out.numerics(), "strict");
+  EXPECT_EQ(out.layout(), "zigzag");
+  EXPECT_EQ(out.transport(), "processes");
+  ASSERT_EQ(out.modes_size(), 3);
+  EXPECT_EQ(out.modes(1).name(), "dealt");
+  EXPECT_EQ(out.modes(1).tokens(), 20u);
+  ASSERT_EQ(out.strategies_size(), kRingStrategies);
+  EXPECT_EQ(out.strategies(2).name(), "pass-q");
+  EXPECT_EQ(out.strategies(2).tokens(), 30u);
+  EXPECT_EQ(out.ranks(0).slots(), 5u);
+  EXPECT_EQ(out.ranks(0).transfer_s(), 2);
+  EXPECT_EQ(out.ranks(0).hidden_s(), 1.5);
 }
 
 }  // namespace

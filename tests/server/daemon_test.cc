@@ -144,8 +144,9 @@ TEST(GenerateTest, AFullQueueRefuses) {
   ASSERT_TRUE(Eventually([&] { return daemon.Status().running() == 1; }));
   const auto queued_reader = daemon.stub().Generate(&queued, endless);
   ASSERT_TRUE(Eventually([&] { return daemon.Status().queued() == 1; }));
-  EXPECT_EQ(Generate(daemon.stub(), endless).status.error_code(),
-            grpc::StatusCode::RESOURCE_EXHAUSTED);
+  const grpc::Status refused = Generate(daemon.stub(), endless).status;
+  EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+  EXPECT_EQ(RetryDelay(refused), 1);
   running.TryCancel();
   queued.TryCancel();
   EXPECT_EQ(running_reader->Finish().error_code(), grpc::StatusCode::CANCELLED);
@@ -264,8 +265,34 @@ TEST(StatusTest, DescribesModelAndEngine) {
   EXPECT_EQ(status.version(), Version());
   EXPECT_EQ(status.ranks_size(), 2);
   EXPECT_EQ(status.compute_dtype(), "f32");
+  EXPECT_NE(status.attention_kernel(), "");
   EXPECT_GT(status.kv_tokens(), static_cast<uint64_t>(kTinyContext));
   EXPECT_FALSE(status.draining());
+  EXPECT_EQ(status.epoch(), 1u);
+  EXPECT_EQ(status.slots(), 8u);
+  EXPECT_EQ(status.ranks(0).slots() + status.ranks(1).slots(), 8u);
+  EXPECT_EQ(status.numerics(), "fast");
+  EXPECT_EQ(status.layout(), "snake");
+  EXPECT_EQ(status.transport(), "threads");
+}
+
+TEST(StatusTest, CountsHowPromptsWereComputed) {
+  TestDaemon daemon({"ring.mode=home", "ring.strategy=pass-q"});
+  ASSERT_TRUE(Generate(daemon.stub(), GenerateOf(TokenPrompt(1000), 3)).status.ok());
+  const v1::GetStatusResponse status = daemon.Status();
+  for (const v1::TokenShare& mode : status.modes()) {
+    EXPECT_EQ(mode.tokens(), mode.name() == "home" ? 1000u : 0u) << mode.name();
+  }
+  for (const v1::TokenShare& strategy : status.strategies()) {
+    EXPECT_EQ(strategy.tokens(), strategy.name() == "pass-q" ? 1000u : 0u) << strategy.name();
+  }
+  EXPECT_GE(status.imbalance(), 1);
+  EXPECT_LT(status.imbalance(), 1.5);
+  for (const v1::RankStatus& rank : status.ranks()) {
+    EXPECT_GT(rank.ring_bytes(), 0u);
+    EXPECT_GT(rank.transfer_s(), 0);
+    EXPECT_LE(rank.hidden_s(), rank.transfer_s());
+  }
 }
 
 TEST(StatusTest, HealthAndReflectionAnswer) {

@@ -217,8 +217,9 @@ TEST(DrainTest, RunningRequestsFinishAndNewOnesAreRefused) {
   EXPECT_TRUE(Eventually([&] { return HealthOf(daemon.channel(), "") == "NOT_SERVING"; }));
   EXPECT_EQ(HealthOf(daemon.channel(), "ringfill.v1.Ringfill"), "NOT_SERVING");
   EXPECT_TRUE(Eventually([&] { return daemon.Status().draining(); }));
-  EXPECT_EQ(Generate(daemon.stub(), GenerateOf(TokenPrompt(5), 1)).status.error_code(),
-            StatusCode::UNAVAILABLE);
+  const grpc::Status refused = Generate(daemon.stub(), GenerateOf(TokenPrompt(5), 1)).status;
+  EXPECT_EQ(refused.error_code(), StatusCode::UNAVAILABLE);
+  EXPECT_EQ(RetryDelay(refused), 5);
   int tokens = 0;
   for (v1::GenerateEvent event; reader->Read(&event);) tokens += event.has_token();
   EXPECT_TRUE(reader->Finish().ok());
@@ -240,6 +241,7 @@ TEST(DrainTest, WhatDoesNotFinishInTimeIsUnavailable) {
   const grpc::Status status = reader->Finish();
   EXPECT_EQ(status.error_code(), StatusCode::UNAVAILABLE);
   EXPECT_THAT(status.error_message(), HasSubstr("shutting down"));
+  EXPECT_EQ(RetryDelay(status), 5);
   drain.join();
 }
 

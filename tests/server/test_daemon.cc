@@ -6,7 +6,9 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "google/protobuf/duration.pb.h"
 #include "grpcpp/generic/generic_stub.h"
+#include "ringfill/v1/error_details.pb.h"
 #include "tests/testing/tiny_model.h"
 
 namespace ringfill {
@@ -161,6 +163,20 @@ Generated Generate(v1::Ringfill::Stub& stub, const v1::GenerateRequest& request)
   }
   out.status = reader->Finish();
   return out;
+}
+
+std::optional<double> RetryDelay(const grpc::Status& status) {
+  v1::StatusDetails details;
+  if (!details.ParseFromString(status.error_details())) return std::nullopt;
+  for (const google::protobuf::Any& detail : details.details()) {
+    if (detail.type_url() != "type.googleapis.com/google.rpc.RetryInfo") continue;
+    // RetryInfo { Duration retry_delay = 1 }: an Any has the same first field, as bytes.
+    google::protobuf::Any info;
+    google::protobuf::Duration delay;
+    RF_CHECK(info.ParseFromString(detail.value()) && delay.ParseFromString(info.type_url()));
+    return static_cast<double>(delay.seconds()) + 1e-9 * delay.nanos();
+  }
+  return std::nullopt;
 }
 
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -61,6 +62,9 @@ struct Generated {
   std::vector<uint32_t> tokens;
 };
 Generated Generate(v1::Ringfill::Stub& stub, const v1::GenerateRequest& request);
+
+// The retry_delay of a status's google.rpc.RetryInfo, in seconds; nothing when it has none.
+std::optional<double> RetryDelay(const grpc::Status& status);
 
 // grpc.health.v1.Health/Check: "SERVING", "NOT_SERVING" or the name of the failed status's code.
 std::string HealthOf(const std::shared_ptr<grpc::Channel>& channel, const std::string& service);

@@ -47,9 +47,9 @@ Client::~Client() {
   if (outbox_ != nullptr) outbox_->Close();
 }
 
-Event Client::Next() {
+RequestEvent Client::Next() {
   while (true) {
-    if (std::optional<Event> event = outbox_->TryPop()) return *std::move(event);
+    if (std::optional<RequestEvent> event = outbox_->TryPop()) return *std::move(event);
     const Instant until = Clock::Real().Now() + kHangLimit;
     MutexLock lock(&signal_->mutex);
     while (!signal_->ready) {
@@ -65,7 +65,7 @@ Event Client::Next() {
 Outcome Client::Finish() {
   Outcome out;
   while (true) {
-    Event event = Next();
+    RequestEvent event = Next();
     if (auto* accepted = std::get_if<AcceptedEvent>(&event)) out.accepted.push_back(*accepted);
     if (auto* progress = std::get_if<ProgressEvent>(&event)) out.progress.push_back(*progress);
     if (auto* token = std::get_if<TokenEvent>(&event)) out.tokens.push_back(*token);
@@ -78,24 +78,6 @@ Outcome Client::Finish() {
       return out;
     }
   }
-}
-
-std::shared_ptr<const Model> LoadModelOrDie(const std::string& path) {
-  auto model = Model::Load(path);
-  if (!model.ok()) {
-    std::fprintf(stderr, "%s\n", model.status().ToString().c_str());
-    std::abort();
-  }
-  return *std::move(model);
-}
-
-std::shared_ptr<const Tokenizer> LoadTokenizerOrDie(const Model& model) {
-  auto tokenizer = Tokenizer::FromGguf(model.file());
-  if (!tokenizer.ok()) {
-    std::fprintf(stderr, "%s\n", tokenizer.status().ToString().c_str());
-    std::abort();
-  }
-  return *std::move(tokenizer);
 }
 
 EngineRunner::EngineRunner(std::shared_ptr<const Model> model,
@@ -112,6 +94,22 @@ EngineRunner::EngineRunner(std::shared_ptr<const Model> model,
 EngineRunner::EngineRunner(const std::string& model_path, const EngineOptions& options)
     : EngineRunner(LoadModelOrDie(model_path), LoadTokenizerOrDie(*LoadModelOrDie(model_path)),
                    options) {}
+
+WorkersFactory EngineRunner::ThreadsWith(std::shared_ptr<const Model> model,
+                                         const EngineOptions& options,
+                                         std::function<void(ThreadWorkersOptions&)> change) {
+  return [model, isa = options.isa, expanded = options.expanded_weight_bytes, change](
+             const WorkersSpec& spec, const EngineInfo& info) {
+    ThreadWorkersOptions threads;
+    threads.model = {.dtype = info.dtype,
+                     .kv_dtype = info.kv_dtype,
+                     .isa = isa,
+                     .page_tokens = info.page_tokens,
+                     .expanded_weight_bytes = expanded};
+    change(threads);
+    return MakeThreadWorkers(spec, model, threads);
+  };
+}
 
 Outcome EngineRunner::Run(Request request) {
   auto client = Client::Start(*engine_, std::move(request));

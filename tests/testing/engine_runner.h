@@ -1,12 +1,15 @@
 // An engine with its model and tokenizer, and a way to run requests to their end.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "base/metrics.h"
 #include "engine/engine.h"
+#include "engine/worker/thread_workers.h"
+#include "tests/testing/load_model.h"
 
 namespace ringfill {
 
@@ -30,7 +33,7 @@ class Client {
   ~Client();
 
   // The next event, waiting for it.
-  Event Next();
+  RequestEvent Next();
   // Reads on until Done or Failed.
   Outcome Finish();
   Outbox& outbox() { return *outbox_; }
@@ -44,6 +47,12 @@ class Client {
 
 class EngineRunner {
  public:
+  // A factory of thread workers with streams or a transport of the test's choice. `model` as in the
+  // constructor; `options` as the engine's are.
+  static WorkersFactory ThreadsWith(std::shared_ptr<const Model> model,
+                                    const EngineOptions& options,
+                                    std::function<void(ThreadWorkersOptions&)> change);
+
   EngineRunner(std::shared_ptr<const Model> model, std::shared_ptr<const Tokenizer> tokenizer,
                const EngineOptions& options);
   // Loads a model file; aborts the test process when that fails.
@@ -60,8 +69,5 @@ class EngineRunner {
   std::unique_ptr<Metrics> metrics_;
   std::unique_ptr<Engine> engine_;
 };
-
-std::shared_ptr<const Model> LoadModelOrDie(const std::string& path);
-std::shared_ptr<const Tokenizer> LoadTokenizerOrDie(const Model& model);
 
 }  // namespace ringfill

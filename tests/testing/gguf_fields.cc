@@ -18,7 +18,7 @@ size_t ScalarBytes(uint32_t type) {
 
 class Walker {
  public:
-  explicit Walker(const std::vector<std::byte>& file) : file_(file) {}
+  explicit Walker(std::span<const std::byte> file) : file_(file) {}
 
   uint64_t Number(const std::string& what, size_t bytes) {
     uint64_t value = 0;
@@ -59,13 +59,13 @@ class Walker {
   std::vector<GgufField> fields;
 
  private:
-  const std::vector<std::byte>& file_;
+  const std::span<const std::byte> file_;
   size_t at_ = 4;
 };
 
 }  // namespace
 
-std::vector<GgufField> ListGgufFields(const std::vector<std::byte>& file, size_t* header_bytes) {
+std::vector<GgufField> ListGgufFields(std::span<const std::byte> file, size_t* header_bytes) {
   Walker walker(file);
   walker.Number("version", 4);
   const uint64_t tensors = walker.Number("tensor count", 8);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,6 @@ struct GgufField {
 
 // Of a valid file: version, counts, every string's length, value and element type, array count,
 // tensor dimension, shape, type and offset. `header_bytes` gets where the tensor list ends.
-std::vector<GgufField> ListGgufFields(const std::vector<std::byte>& file, size_t* header_bytes);
+std::vector<GgufField> ListGgufFields(std::span<const std::byte> file, size_t* header_bytes);
 
 }  // namespace ringfill

@@ -1,7 +1,8 @@
 #include "tests/testing/gguf_writer.h"
 
-#include <cstring>
 #include <utility>
+
+#include "base/check.h"
 
 namespace ringfill {
 namespace {
@@ -80,7 +81,8 @@ void GgufWriter::AddTensor(std::string_view name, const std::vector<uint64_t>& s
   tensors_.push_back({std::string(name), shape, type_id, std::move(bytes)});
 }
 
-std::vector<std::byte> GgufWriter::Build() const {
+// Up to where the tensors' data begins.
+std::string GgufWriter::Header() const {
   std::string out = "GGUF";
   Put(out, version_);
   Put<uint64_t>(out, tensors_.size());
@@ -100,15 +102,29 @@ std::vector<std::byte> GgufWriter::Build() const {
     Put(out, offset);
     offset = RoundUp(offset + t.bytes.size(), alignment_);
   }
-  const uint64_t data_start = RoundUp(out.size(), alignment_);
-  out.resize(data_start + offset, '\0');
-  uint64_t at = data_start;
+  out.resize(RoundUp(out.size(), alignment_), '\0');
+  return out;
+}
+
+absl::Status GgufWriter::WriteTo(const std::function<absl::Status(std::string_view)>& write) const {
+  RF_RETURN_IF_ERROR(write(Header()));
   for (const Tensor& t : tensors_) {
-    if (!t.bytes.empty()) std::memcpy(out.data() + at, t.bytes.data(), t.bytes.size());
-    at = RoundUp(at + t.bytes.size(), alignment_);
+    RF_RETURN_IF_ERROR(write({reinterpret_cast<const char*>(t.bytes.data()), t.bytes.size()}));
+    RF_RETURN_IF_ERROR(
+        write(std::string(RoundUp(t.bytes.size(), alignment_) - t.bytes.size(), '\0')));
   }
-  const auto* first = reinterpret_cast<const std::byte*>(out.data());
-  return {first, first + out.size()};
+  return absl::OkStatus();
+}
+
+std::vector<std::byte> GgufWriter::Build() const {
+  std::vector<std::byte> out;
+  const absl::Status written = WriteTo([&out](std::string_view bytes) {
+    const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
+    out.insert(out.end(), first, first + bytes.size());
+    return absl::OkStatus();
+  });
+  RF_CHECK(written.ok());
+  return out;
 }
 
 }  // namespace ringfill

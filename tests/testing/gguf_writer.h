@@ -4,10 +4,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/status.h"
 
 namespace ringfill {
 
@@ -33,6 +36,8 @@ class GgufWriter {
                  std::vector<std::byte> bytes);
 
   std::vector<std::byte> Build() const;
+  // The same, piece by piece; stops at the first error of `write`.
+  absl::Status WriteTo(const std::function<absl::Status(std::string_view)>& write) const;
 
  private:
   struct Tensor {
@@ -42,6 +47,7 @@ class GgufWriter {
     std::vector<std::byte> bytes;
   };
 
+  std::string Header() const;
   void BeginValue(std::string_view key, uint32_t type_id);
 
   uint32_t version_;

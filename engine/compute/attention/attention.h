@@ -47,7 +47,13 @@ struct AttentionTile {
 // sees at least one key: what "masked blocks cost nothing" allows.
 int64_t AttentionWork(const AttentionTile& tile, int page_tokens);
 
+// Attending to a run in one call or in several, cut at multiples of this many tokens and in order,
+// gives equal bits (where pages divide it).
+inline constexpr int kExactCutTokens = 1024;
+
 // Immutable after construction, safe to share between threads; each thread brings its own scratch.
+// A row's bits depend on its query, its state and the keys that it sees, not on the rows beside it,
+// the size of the tile, or where the pages lie.
 class AttentionKernel {
  public:
   virtual ~AttentionKernel() = default;

@@ -15,6 +15,8 @@ namespace {
 constexpr size_t kPassBytes = size_t{128} << 10;
 constexpr int kMinPassTokens = 256;
 constexpr int kMaxPassSlices = kMaxPassTokens / kSliceTokens;
+static_assert(kMaxPassTokens % kMinPassTokens == 0 && kMinPassTokens % kSliceTokens == 0);
+static_assert(kExactCutTokens % kMaxPassTokens == 0);
 // Below it, widening a pass costs more than the faster kernel gains.
 constexpr int kMinWidenedRows = 12;
 
@@ -98,10 +100,11 @@ class TiledAttention : public AttentionKernel {
   };
 
   // Does not depend on the rows of a tile, since the cuts between passes show in a row's bits.
+  // Divides kMaxPassTokens, so that runs cut at its multiples are cut between passes.
   static int PassTokens(const TiledOptions& options) {
     const DType type = options.widened != nullptr ? DType::kF32 : options.shape.type;
     const size_t token_bytes = options.shape.head_dim * DTypeBytes(type);
-    const int tokens = static_cast<int>(kPassBytes / token_bytes) / kSliceTokens * kSliceTokens;
+    const auto tokens = static_cast<int>(std::bit_floor(kPassBytes / token_bytes));
     return std::clamp(tokens, kMinPassTokens, kMaxPassTokens);
   }
 

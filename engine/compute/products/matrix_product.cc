@@ -177,6 +177,7 @@ struct MatrixProducts::Impl {
   AlignedBuffer scratchpad;
   AlignedBuffer wide_x;  // x widened to float32, where products run in float32
   AlignedBuffer wide_y;
+  int64_t fixed_tile = 0;
 };
 
 MatrixProducts::Impl::Product& MatrixProducts::Impl::Find(const PackedFormat& format,
@@ -197,7 +198,10 @@ MatrixProducts::Impl::Product& MatrixProducts::Impl::Find(const PackedFormat& fo
   return it->second;
 }
 
-MatrixProducts::MatrixProducts() : impl_(std::make_unique<Impl>()) {}
+MatrixProducts::MatrixProducts(int64_t fixed_tile) : impl_(std::make_unique<Impl>()) {
+  RF_CHECK(fixed_tile >= 0 && fixed_tile <= kMaxProductRows);
+  impl_->fixed_tile = fixed_tile;
+}
 MatrixProducts::~MatrixProducts() = default;
 MatrixProducts::MatrixProducts(MatrixProducts&&) noexcept = default;
 
@@ -210,10 +214,26 @@ void MatrixProducts::Pack(const WeightMatrix& w, int64_t row_begin, const Packed
   }
 }
 
+size_t MatrixProducts::scratch_bytes() const {
+  return impl_->scratchpad.size() + impl_->wide_x.size() + impl_->wide_y.size();
+}
+
 void MatrixProducts::Run(const PackedFormat& format, const std::byte* packed, const void* x,
                          int64_t rows, DType y_type, void* y) {
+  const int64_t holding = ProductRowTile(rows);
+  const int64_t tile = impl_->fixed_tile != 0 ? impl_->fixed_tile : holding;
+  const auto x_bytes = static_cast<size_t>(tile * format.k()) * DTypeBytes(format.dtype());
+  const auto y_bytes = static_cast<size_t>(tile * format.n()) * DTypeBytes(y_type);
+  for (int64_t first = 0; first < rows; first += tile) {
+    RunTile(format, packed, x, tile, y_type, y);
+    x = static_cast<const std::byte*>(x) + x_bytes;
+    y = static_cast<std::byte*>(y) + y_bytes;
+  }
+}
+
+void MatrixProducts::RunTile(const PackedFormat& format, const std::byte* packed, const void* x,
+                             int64_t tile, DType y_type, void* y) {
   const OneThread one_thread;
-  const int64_t tile = ProductRowTile(rows);
   const DType type = format.impl().product_type;
   // A float32 product writes float32 only.
   const DType product_y = type == DType::kF32 ? DType::kF32 : y_type;

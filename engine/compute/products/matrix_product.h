@@ -21,6 +21,8 @@ namespace ringfill {
 
 // Row counts that products run in: 16, 64 or 256.
 inline constexpr int64_t kMaxProductRows = 256;
+// The one tile of products whose bits may not depend on the number of rows.
+inline constexpr int64_t kStrictProductRows = 64;
 // The smallest tile that holds `rows` (1..256). x and y buffers must have room for this many rows;
 // what the rows past `rows` hold does not matter and is written.
 int64_t ProductRowTile(int64_t rows);
@@ -49,7 +51,9 @@ class PackedFormat {
 // One per thread; not thread-safe.
 class MatrixProducts {
  public:
-  MatrixProducts();
+  // `fixed_tile`: 0, or the row count that every product runs in, whatever its rows; buffers then
+  // have room for the rows rounded up to it.
+  explicit MatrixProducts(int64_t fixed_tile = 0);
   ~MatrixProducts();
   MatrixProducts(MatrixProducts&&) noexcept;
 
@@ -63,7 +67,13 @@ class MatrixProducts {
   void Run(const PackedFormat& format, const std::byte* packed, const void* x, int64_t rows,
            DType y_type, void* y);
 
+  // Of the memory it keeps between products.
+  size_t scratch_bytes() const;
+
  private:
+  void RunTile(const PackedFormat& format, const std::byte* packed, const void* x, int64_t tile,
+               DType y_type, void* y);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };

@@ -11,13 +11,13 @@
 namespace ringfill {
 namespace {
 
-Event Token(TokenId id) {
+RequestEvent Token(TokenId id) {
   TokenEvent event;
   event.id = id;
   return event;
 }
 
-Event Progress(int64_t processed) {
+RequestEvent Progress(int64_t processed) {
   ProgressEvent event;
   event.processed_tokens = processed;
   return event;
@@ -112,7 +112,7 @@ TEST(OutboxTest, CallsBackOnceForEachTimeTheConsumerFoundItEmpty) {
 }
 
 TEST(OutboxTest, CallbackMayPop) {
-  std::optional<Event> popped;
+  std::optional<RequestEvent> popped;
   std::unique_ptr<Outbox> outbox;
   outbox = std::make_unique<Outbox>(1, [&] { popped = outbox->TryPop(); });
   outbox->Push(Token(5));
@@ -194,7 +194,7 @@ TEST(OutboxTest, ProducerAndConsumerThreads) {
   TokenId next = 0;
   int64_t progress = -1;
   for (bool done = false; !done;) {
-    while (std::optional<Event> event = outbox.TryPop()) {
+    while (std::optional<RequestEvent> event = outbox.TryPop()) {
       if (const auto* token = std::get_if<TokenEvent>(&*event)) {
         ASSERT_EQ(token->id, next++);
       } else if (const auto* p = std::get_if<ProgressEvent>(&*event)) {

@@ -250,6 +250,65 @@ TEST_P(AttentionTest, RowsDoNotDependOnTheirNeighbours) {
   }
 }
 
+// What position-ordered attention over several ranks rests on.
+TEST_P(AttentionTest, CutsAtMultiplesOf1024GiveEqualBits) {
+  const std::vector<std::vector<int64_t>> cuts = {
+      {1024}, {2048}, {1024, 2048}, {1024, 2048, 3072}, {3072}};
+  for (const int dim : {20, 64, 80, 96, 128}) {
+    for (const int page : {16, 64}) {
+      const KvBlockShape shape = Shape(dim, page);
+      const auto kernel = MakeAttentionKernel(shape, isa());
+      const std::vector<int64_t> visible = {5, 1023, 1024, 1025, 2049, 2100, 3071, 3500};
+      const PagedRun run(shape, {3500, page != 64, 2.0f, 43});
+      for (const int group : {1, 3}) {
+        TestTile whole(shape, group, visible, 44);
+        whole.RandomState(45);
+        const TestTile fresh = whole;
+        whole.Run(*kernel, run.blocks());
+        for (const std::vector<int64_t>& at : cuts) {
+          TestTile parts = fresh;
+          int64_t first = 0;
+          for (size_t i = 0; i <= at.size(); ++i) {
+            const int64_t end = i < at.size() ? at[i] : 1 << 20;
+            for (size_t t = 0; t < visible.size(); ++t) {
+              parts.visible()[t] = std::clamp<int64_t>(visible[t] - first, 0, end - first);
+            }
+            parts.Run(*kernel, run.blocks(first / page));
+            first = end;
+          }
+          const std::string what = "dim " + std::to_string(dim) + " page " + std::to_string(page);
+          ASSERT_EQ(parts.max(), whole.max()) << what;
+          ASSERT_EQ(parts.sum(), whole.sum()) << what;
+          ASSERT_EQ(parts.acc(), whole.acc()) << what;
+        }
+      }
+    }
+  }
+}
+
+// Also across the sizes at which a kernel changes its ways.
+TEST_P(AttentionTest, RowsDoNotDependOnTheSizeOfTheirTile) {
+  for (const int dim : {64, 80, 128}) {
+    const KvBlockShape shape = Shape(dim, 64);
+    const auto kernel = MakeAttentionKernel(shape, isa());
+    const PagedRun run(shape, {1400, true, 1.0f, 46});
+    std::vector<int64_t> visible;
+    for (int t = 0; t < 64; ++t) visible.push_back(1300 + t);
+    TestTile together(shape, 3, visible, 47);
+    const TestTile fresh = together;
+    together.Run(*kernel, run.blocks());
+    for (const int size : {1, 2, 4, 5, 7, 63}) {
+      TestTile parts = fresh;
+      for (int t = 0; t < 64; t += size) {
+        TestTile::RunTile(*kernel, parts.tokens_tile(run.blocks(), t, std::min(size, 64 - t)));
+      }
+      ASSERT_EQ(parts.max(), together.max()) << size;
+      ASSERT_EQ(parts.sum(), together.sum()) << size;
+      ASSERT_EQ(parts.acc(), together.acc()) << size;
+    }
+  }
+}
+
 TEST_P(AttentionTest, HugeScoresStayExactAndFinite) {
   const KvBlockShape shape = Shape(64, 16);
   // Scores near +-1e4: a float32 score is then good to about 1e-3 in base-2 units.

@@ -123,11 +123,13 @@ class TestTile {
     return {q_.data(), static_cast<int>(visible_.size()), group_, kv, visible_.data(), state()};
   }
   // Token `token` of this tile alone.
-  AttentionTile token_tile(const KvBlocks& kv, int token) {
+  AttentionTile token_tile(const KvBlocks& kv, int token) { return tokens_tile(kv, token, 1); }
+  // Tokens [token, token + tokens) of this tile.
+  AttentionTile tokens_tile(const KvBlocks& kv, int token, int tokens) {
     const ptrdiff_t row = static_cast<ptrdiff_t>(token) * group_;
     const ptrdiff_t i = row * shape_.head_dim;
     return {q_.data() + i * DTypeBytes(shape_.type),
-            1,
+            tokens,
             group_,
             kv,
             visible_.data() + token,

@@ -1,5 +1,6 @@
 #include "engine/compute/products/matrix_product.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -52,7 +53,7 @@ class MatrixProductTest : public testing::TestWithParam<Case> {
   // x: [rows, k]; returns [rows, n].
   std::vector<float> Run(MatrixProducts& products, const std::vector<float>& x, int64_t rows) {
     const auto [dtype, y_type, n, k] = GetParam();
-    const int64_t tile = ProductRowTile(rows);
+    const int64_t tile = std::max(kStrictProductRows, ProductRowTile(rows));
     AlignedBuffer x_buffer(static_cast<size_t>(tile * k) * DTypeBytes(dtype));
     AlignedBuffer y_buffer(static_cast<size_t>(tile * n) * DTypeBytes(y_type));
     std::memset(x_buffer.data(), 0xff, x_buffer.size());  // NaN in the rows past the end
@@ -103,6 +104,17 @@ TEST_P(MatrixProductTest, BitsOfARowDoNotDependOnTheOthersInItsTile) {
       const std::vector<float> part = Run(products_, x, rows);
       ASSERT_EQ(std::memcmp(part.data(), whole.data(), part.size() * sizeof(float)), 0) << rows;
     }
+  }
+}
+
+TEST_P(MatrixProductTest, BitsDoNotDependOnTheNumberOfRowsInAFixedTile) {
+  const auto [dtype, y_type, n, k] = GetParam();
+  MatrixProducts fixed(kStrictProductRows);
+  const std::vector<float> x = RandomFloats(256 * k, 5);
+  const std::vector<float> whole = Run(fixed, x, 256);
+  for (int64_t rows : {1, 16, 17, 63, 64, 65, 200}) {
+    const std::vector<float> part = Run(fixed, x, rows);
+    ASSERT_EQ(std::memcmp(part.data(), whole.data(), part.size() * sizeof(float)), 0) << rows;
   }
 }
 

@@ -1,0 +1,111 @@
+// Messages between two processes over a proven connection: the control channel of leader and
+// worker.
+//
+//   RF_ASSIGN_OR_RETURN(auto connection, Connection::Connect("127.0.0.1:7000", credentials,
+//   limit)); RF_RETURN_IF_ERROR(connection->Send(kPlan, bytes, limit));
+//   RF_ASSIGN_OR_RETURN(Connection::Message message, connection->Receive(limit));
+//
+// The other end:
+//
+//   RF_ASSIGN_OR_RETURN(ProvenSocket socket, listener.Accept(credentials, limit));
+//   Connection connection(std::move(socket));
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/comm/tcp/frame.h"
+#include "engine/comm/tcp/listener.h"
+
+namespace ringfill {
+
+// Send may be called by any threads, Receive and HasMessage by one at a time, Close by any.
+class Connection {
+ public:
+  struct Options {
+    size_t max_message_bytes = size_t{256} << 20;  // received; larger ones are refused
+  };
+  struct Message {
+    uint16_t type = 0;  // the caller's own numbers
+    std::vector<std::byte> payload;
+  };
+
+  explicit Connection(ProvenSocket proven) : Connection(std::move(proven), Options()) {}
+  Connection(ProvenSocket proven, const Options& options);
+  // See ConnectProvenRetrying.
+  static absl::StatusOr<std::unique_ptr<Connection>> Connect(const std::string& address,
+                                                             const Credentials& credentials,
+                                                             Instant deadline);
+
+  const PeerClaims& peer() const { return peer_; }
+  const std::string& peer_address() const { return address_; }
+
+  // Sends one message, the parts joined; may block until the peer reads. UNAVAILABLE when the peer
+  // has gone or Close was called, DEADLINE_EXCEEDED; either way later calls fail too, since part of
+  // the message may be on its way.
+  absl::Status Send(uint16_t type, std::span<const std::span<const std::byte>> parts,
+                    Instant deadline);
+  absl::Status Send(uint16_t type, std::span<const std::byte> payload, Instant deadline) {
+    return Send(type, std::span(&payload, 1), deadline);
+  }
+
+  // The peer's next message, whole and proven. DEADLINE_EXCEEDED: nothing is lost, call again.
+  // UNAVAILABLE when the peer has gone or Close was called, DATA_LOSS when the bytes are not what
+  // it sent; both for good.
+  absl::StatusOr<Message> Receive(Instant deadline);
+  // Receive would return at once with a message that has been read already.
+  bool HasMessage() const { return !messages_.empty(); }
+  // Readable when there may be more to Receive: for a poll over several connections.
+  int fd() const { return socket_.get(); }
+
+  // Ends every waiting and later call here, and the connection for the peer.
+  void Close();
+
+ private:
+  class Assembler final : public FrameSink {
+   public:
+    explicit Assembler(Connection& connection) : connection_(connection) {}
+    absl::StatusOr<std::span<std::byte>> OnHeader(const FrameHeader& header) override;
+    absl::Status OnFrame(const FrameHeader& header) override;
+    bool mid_message() const { return mid_message_; }
+
+   private:
+    Connection& connection_;
+    bool mid_message_ = false;
+    Message message_;
+    size_t filled_ = 0;
+  };
+
+  absl::Status SendFrame(const FrameHeader& header, std::span<const std::byte> payload,
+                         Instant deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
+  // Reads what there is.
+  absl::Status ReadMore();
+
+  const Fd socket_;
+  const PeerClaims peer_;
+  const std::string address_;
+  const Options options_;
+  std::atomic<bool> closed_{false};
+
+  Mutex send_mutex_;
+  FrameSealer sealer_ ABSL_GUARDED_BY(send_mutex_);
+  absl::Status send_failure_ ABSL_GUARDED_BY(send_mutex_);
+  uint32_t messages_sent_ ABSL_GUARDED_BY(send_mutex_) = 0;
+
+  // Of the receiving thread.
+  FrameDecoder decoder_;
+  Assembler assembler_{*this};
+  absl::Status receive_failure_;
+  std::deque<Message> messages_;  // at most as many as fit the decoder's look-ahead
+};
+
+}  // namespace ringfill

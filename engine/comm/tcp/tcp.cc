@@ -1,0 +1,261 @@
+#include "engine/comm/tcp/tcp.h"
+
+#include <atomic>
+#include <deque>
+#include <optional>
+#include <thread>
+#include <utility>
+#include <variant>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "base/mutex.h"
+#include "engine/comm/tcp/mesh.h"
+#include "engine/comm/transfer.h"
+
+namespace ringfill {
+namespace {
+
+// How long an all-gather looks out for its peers before it sleeps: longer than ranks of a decode
+// step drift apart, far shorter than a step.
+constexpr Duration kSpin = std::chrono::microseconds(50);
+constexpr Duration kRetryPause = std::chrono::milliseconds(10);
+
+class TcpCommunicator final : public Communicator {
+ public:
+  TcpCommunicator(int rank, std::vector<std::unique_ptr<Link>> links)
+      : spin_(links.size() <= std::thread::hardware_concurrency() ? kSpin : Duration(0)),
+        mesh_(rank, std::move(links), waker_, trace_),
+        lane_([this] { RunLane(); }) {}
+
+  ~TcpCommunicator() override {
+    {
+      MutexLock lock(&mutex_);
+      stopping_ = true;
+      Kick();
+    }
+    lane_.join();
+  }
+
+  int rank() const override { return mesh_.rank(); }
+  int size() const override { return mesh_.size(); }
+
+  TransferPtr StartExchange(ExchangeArgs args) override {
+    RF_CHECK(args.to >= 0 && args.to < size() && args.from >= 0 && args.from < size());
+    RF_CHECK(args.send.empty() || args.recv.empty() ||
+             (args.to == rank()) == (args.from == rank()));
+    return Start(std::move(args), size() == 1, last_exchange_);
+  }
+
+  TransferPtr StartAllGather(AllGatherArgs args) override {
+    RF_CHECK(args.recv.size() == args.send.size() * size());
+    return Start(std::move(args), true, last_gather_);
+  }
+
+  absl::Status Barrier(Instant deadline) override {
+    AllGatherArgs nothing;
+    nothing.label.kind = OpKind::kAllGather;
+    nothing.deadline = deadline;
+    return StartAllGather(std::move(nothing))->Await(Instant::max());
+  }
+
+  void Abort(absl::Status status) override {
+    RF_CHECK(!status.ok());
+    MutexLock lock(&mutex_);
+    if (!abort_status_.ok()) return;
+    abort_status_ = std::move(status);
+    abort_requested_ = true;
+    Kick();
+  }
+
+  void TraceTo(TraceBuffer* trace) override { trace_ = trace; }
+
+ private:
+  struct Submitted {
+    std::variant<ExchangeArgs, AllGatherArgs> args;
+    std::shared_ptr<HostTransfer> transfer;
+  };
+
+  // Runs on the calling thread where that is asked for and nothing else moves, else on the lane.
+  template <typename Args>
+  TransferPtr Start(Args args, bool here, TransferPtr& last) {
+    auto transfer = std::make_shared<HostTransfer>();
+    here = here && AllDone(args.after);
+    {
+      MutexLock lock(&mutex_);
+      while (here && driving_ && LaneIsLeaving()) parked_.Wait(&mutex_);
+      if (!abort_status_.ok()) {
+        transfer->Complete(abort_status_, {});
+        return transfer;
+      }
+      if (!here || driving_ || !submitted_.empty()) {
+        submitted_.push_back({std::move(args), transfer});
+        last = transfer;
+        Kick();
+        return transfer;
+      }
+      driving_ = true;
+    }
+    mesh_.Add(std::move(args), transfer);
+    while (!transfer->done()) {
+      mesh_.Turn(spin_);
+      MutexLock lock(&mutex_);
+      ShareAborts();
+    }
+    MutexLock lock(&mutex_);
+    ShareAborts();
+    driving_ = false;
+    if (HasWork()) work_.Signal();
+    return transfer;
+  }
+
+  // All that was given to the lane is done; it is about to see that.
+  bool LaneIsLeaving() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return abort_status_.ok() && submitted_.empty() &&
+           (last_exchange_ == nullptr || last_exchange_->done()) &&
+           (last_gather_ == nullptr || last_gather_->done());
+  }
+
+  void RunLane() {
+    MutexLock lock(&mutex_);
+    for (;;) {
+      while (driving_ || !HasWork()) work_.Wait(&mutex_);
+      driving_ = true;
+      while (HasWork()) {
+        const std::deque<Submitted> submitted = std::exchange(submitted_, {});
+        ShareAborts();
+        const bool stopping = stopping_;
+        mutex_.Unlock();
+        for (const Submitted& next : submitted) {
+          std::visit([&](const auto& args) { mesh_.Add(args, next.transfer); }, next.args);
+        }
+        if (stopping && mesh_.busy()) {
+          mesh_.Abort(absl::CancelledError("the communicator was destroyed"));
+        }
+        if (mesh_.busy()) mesh_.Turn(Duration(0));
+        mutex_.Lock();
+        ShareAborts();
+        if (stopping && !mesh_.busy()) return;
+      }
+      driving_ = false;
+      parked_.SignalAll();
+    }
+  }
+
+  // REQUIRES: the caller drives the mesh, or nobody does.
+  bool HasWork() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return stopping_ || abort_requested_ || !submitted_.empty() || mesh_.busy();
+  }
+
+  void Kick() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (driving_) {
+      waker_.Wake();
+    } else {
+      work_.Signal();
+    }
+  }
+
+  // REQUIRES: the caller drives the mesh.
+  void ShareAborts() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    if (std::exchange(abort_requested_, false)) mesh_.Abort(abort_status_);
+    if (abort_status_.ok()) abort_status_ = mesh_.abort_status();
+  }
+
+  const Duration spin_;
+  Waker waker_;
+  std::atomic<TraceBuffer*> trace_{nullptr};
+  TransferPtr last_exchange_, last_gather_;  // given to the lane; the calling thread's
+
+  Mutex mutex_;
+  CondVar work_, parked_;
+  bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
+  bool driving_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abort_requested_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status abort_status_ ABSL_GUARDED_BY(mutex_);
+  std::deque<Submitted> submitted_ ABSL_GUARDED_BY(mutex_);
+
+  Mesh mesh_;  // of the thread that set driving_
+  std::thread lane_;
+};
+
+absl::Status CheckPeer(const PeerClaims& peer, int rank, size_t ranks, const std::string& address) {
+  if (peer.rank == static_cast<uint32_t>(rank) && peer.ranks == ranks) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(address, " is rank ", peer.rank, " of ",
+                                                    peer.ranks, ", expected rank ", rank, " of ",
+                                                    ranks));
+}
+
+absl::Status StaleEpoch(const PeerClaims& peer, uint64_t epoch) {
+  return absl::FailedPreconditionError(absl::StrCat("rank ", peer.rank, " is at epoch ", peer.epoch,
+                                                    ", this group is of epoch ", epoch));
+}
+
+absl::StatusOr<ProvenSocket> CallPeer(int rank, const TcpGroupOptions& options,
+                                      const Credentials& credentials) {
+  const std::string& address = options.members[rank];
+  for (;;) {
+    RF_ASSIGN_OR_RETURN(ProvenSocket peer,
+                        ConnectProvenRetrying(address, credentials, options.deadline));
+    if (peer.peer.epoch > options.epoch) return StaleEpoch(peer.peer, options.epoch);
+    if (peer.peer.epoch == options.epoch) {
+      RF_RETURN_IF_ERROR(CheckPeer(peer.peer, rank, options.members.size(), address));
+      return peer;
+    }
+    if (Clock::Real().Now() + kRetryPause >= options.deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat("rank ", rank, " is still at epoch ", peer.peer.epoch));
+    }
+    std::this_thread::sleep_for(kRetryPause);
+  }
+}
+
+// Accepts the ranks below.
+absl::Status AcceptPeers(Listener& listener, const TcpGroupOptions& options,
+                         const Credentials& credentials,
+                         std::vector<std::optional<ProvenSocket>>& peers) {
+  int missing = options.rank;
+  while (missing > 0) {
+    absl::StatusOr<ProvenSocket> peer = listener.Accept(credentials, options.deadline);
+    if (absl::IsDeadlineExceeded(peer.status())) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          missing, " of the ", options.rank, " ranks below ", options.rank, " have not called"));
+    }
+    RF_RETURN_IF_ERROR(peer.status());
+    const PeerClaims& claims = peer->peer;
+    if (claims.epoch < options.epoch) continue;  // closes it
+    if (claims.epoch > options.epoch) return StaleEpoch(claims, options.epoch);
+    if (claims.rank >= static_cast<uint32_t>(options.rank)) {
+      return CheckPeer(claims, options.rank - 1, options.members.size(), peer->address);
+    }
+    RF_RETURN_IF_ERROR(CheckPeer(claims, claims.rank, options.members.size(), peer->address));
+    // Who calls again has given up the call before.
+    if (!peers[claims.rank].has_value()) --missing;
+    peers[claims.rank] = *std::move(peer);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
+                                                           const TcpGroupOptions& options) {
+  const int ranks = static_cast<int>(options.members.size());
+  RF_CHECK(options.rank >= 0 && options.rank < ranks && options.secret != nullptr);
+  Credentials credentials;
+  credentials.secret = options.secret;
+  credentials.own = {PeerRole::kRank, options.cluster, options.epoch,
+                     static_cast<uint32_t>(options.rank), static_cast<uint32_t>(ranks)};
+  credentials.peer_role = PeerRole::kRank;
+  std::vector<std::optional<ProvenSocket>> peers(ranks);
+  for (int rank = options.rank + 1; rank < ranks; ++rank) {
+    RF_ASSIGN_OR_RETURN(peers[rank], CallPeer(rank, options, credentials));
+  }
+  RF_RETURN_IF_ERROR(AcceptPeers(listener, options, credentials, peers));
+  std::vector<std::unique_ptr<Link>> links(ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (peers[rank].has_value()) links[rank] = std::make_unique<Link>(*std::move(peers[rank]));
+  }
+  return std::make_unique<TcpCommunicator>(options.rank, std::move(links));
+}
+
+}  // namespace ringfill

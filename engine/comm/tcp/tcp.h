@@ -1,0 +1,38 @@
+// The `tcp` transport: ranks in processes of their own, on one host or several, with a proven
+// connection (handshake.h, frame.h) between each two.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/comm/communicator.h"
+#include "engine/comm/tcp/listener.h"
+#include "engine/comm/tcp/secret.h"
+
+namespace ringfill {
+
+struct TcpGroupOptions {
+  int rank = 0;
+  std::vector<std::string> members;  // [ranks] "host:port" of each rank's listener
+  uint64_t cluster = 0;              // see PeerClaims
+  uint64_t epoch = 0;                // rises with each group that is formed
+  const Secret* secret = nullptr;    // outlives the call
+  Instant deadline;                  // for the whole call
+};
+
+// Every rank of the epoch calls it at about the same time, with the listener that its address in
+// `members` leads to; lower ranks call higher ones. Peers of older epochs are turned away, those
+// that are late are waited for. FAILED_PRECONDITION when a peer is at a newer epoch or takes itself
+// for another rank, UNAUTHENTICATED when what answers there does not know the secret, UNAVAILABLE
+// or DEADLINE_EXCEEDED when somebody is missing.
+//
+// The communicator has a thread of its own, its lane, asleep while no transfer is under way. An
+// all-gather whose `after` is done runs on the calling thread while nothing else moves. A transfer
+// needs nothing of ranks it does not exchange bytes with; one that needs a rank whose connection
+// has closed fails with UNAVAILABLE naming the rank, and so aborts the epoch.
+absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
+                                                           const TcpGroupOptions& options);
+
+}  // namespace ringfill

@@ -1,0 +1,66 @@
+// One rank's pass over all layers for a step's replicated tokens: all decodes, and chunks too short
+// to shard. Every rank holds the tokens, computes its slice of each matrix and attends over the KV
+// pages that it keeps; partial attention merges by log-sum-exp. Each weight is read once a node,
+// not once a rank.
+//
+// Four all-gathers a layer: q, k, v rows; attention states; o rows; down's partial sums.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/worker/rank.h"
+
+namespace ringfill {
+
+// Used once, by the rank's own host thread. All arguments must outlive it, and the pass must
+// outlive what it has queued: destroy it when the stream has been synchronised.
+class ReplicatedPass {
+ public:
+  ReplicatedPass(Rank& rank, const StepPlan& plan, StepTransfers& transfers,
+                 RankStepResult& result);
+
+  // Are there such tokens in the plan?
+  static bool Needed(const StepPlan& plan);
+
+  // Leaves each token's KV in its home page, and everything queued has run. After an error things
+  // may still be queued.
+  absl::Status Run();
+
+  // After Run: normalised final states, equal on every rank; [width]. Of a chunk's last position.
+  // REQUIRES: the chunk is replicated.
+  const float* ChunkHidden(int chunk) const;
+  const float* DecodeHidden(int decode) const;
+
+ private:
+  // A token of the pass. Tokens of a chunk follow each other, decodes come last.
+  struct Token {
+    TokenId token;
+    int64_t position;
+    int placement;
+    int chunk;  // -1: a decode
+    const BlockTable* pages;
+  };
+
+  void ListTokens();
+  std::shared_ptr<const Device::TokenBatch> MakeBatch(size_t first, size_t last) const;
+  absl::Status RunBatch(size_t first, size_t last);
+  // `send` holds this rank's part of a stage: what the next stage reads.
+  const std::byte* Gather(Device::TokenStage stage, int layer, int64_t tokens, std::byte* send);
+  void FindFaults();
+
+  Rank& rank_;
+  const StepPlan& plan_;
+  StepTransfers& transfers_;
+  RankStepResult& result_;
+  std::vector<Token> tokens_;
+  std::vector<size_t> last_of_chunk_;  // [chunks] index of its last token
+  size_t first_decode_ = 0;
+  std::byte* send_[2] = {nullptr, nullptr};  // the second for one rank alone
+  std::byte* gathered_ = nullptr;
+  std::vector<float> hidden_;  // [tokens][width]
+};
+
+}  // namespace ringfill

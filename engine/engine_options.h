@@ -1,0 +1,99 @@
+// What an engine is made with, and what it settled on.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "engine/compute/cpu_isa.h"
+#include "engine/compute/dtype.h"
+#include "engine/layout/layouts.h"
+#include "engine/model/model.h"
+#include "engine/schedule/step_plan.h"
+#include "engine/worker/workers.h"
+
+namespace ringfill {
+
+inline constexpr int kMaxRanks = 64;
+#ifdef NDEBUG
+inline constexpr bool kPoisonByDefault = false;
+#else
+inline constexpr bool kPoisonByDefault = true;
+#endif
+
+struct EngineInfo;
+
+// Makes the ranks, when they are not threads of this process.
+using WorkersFactory = std::function<absl::StatusOr<std::unique_ptr<Workers>>(
+    const WorkersSpec& spec, const EngineInfo& info)>;
+
+struct EngineOptions {
+  int ranks = 1;               // 1 to kMaxRanks
+  int threads = 0;             // compute threads over all ranks; 0: one a core; at least one a rank
+  std::optional<DType> dtype;  // unset: bf16 where the CPU has it, else f32
+  std::optional<DType> kv_dtype;  // unset: follows dtype
+  CpuIsa isa = DetectCpuIsa();    // tests force a lower one
+  // Equal bits whatever the number of ranks, the neighbours, the chunks and the cached prefix.
+  bool strict = false;
+  int stripe_tokens = 64;  // of the snake layout, a multiple of page_tokens
+  int page_tokens = 64;    // a multiple of 16
+  Layout layout = Layout::kSnake;
+  std::vector<double> rank_weights;  // [ranks] share of each, any unit; empty: even
+  // Forces how prompts are computed; unset: chosen for each chunk.
+  std::optional<TokenMode> mode;
+  std::optional<RingStrategy> strategy;
+  // Choose by a cost model fed with figures measured at start; otherwise by a rule.
+  bool measure = false;
+  // Give faster ranks more slots, by the same figures; rank_weights is not used then.
+  bool weigh_by_speed = false;
+  size_t gather_bytes = size_t{256} << 20;  // most that gather-KV may hold of one layer on a rank
+
+  int64_t kv_memory_bytes = 0;          // over all ranks; 0: room for four full contexts, at most a
+                                        // quarter of the machine's memory
+  int64_t decode_reserve_tokens = 256;  // reserved beyond the prompt at admission
+  int64_t chunk_tokens = 2048;          // prompt tokens a step, over all ranks
+  int64_t max_context_tokens = 0;       // 0: the model's trained context
+  int64_t max_queued_requests = 64;     // more are refused with RESOURCE_EXHAUSTED
+  int64_t max_running_requests = 64;
+  size_t outbox_events = 256;
+  Duration slow_client_timeout = std::chrono::seconds(60);  // full outbox longer: cancelled
+  Duration min_round_timeout = std::chrono::seconds(30);    // floor of every wait for a peer
+  int64_t expanded_weight_bytes = 0;  // budget for expanded layers; at least two layers are kept
+  bool poison_freed_pages = kPoisonByDefault;  // overwrite freed KV pages with NaN
+
+  WorkersFactory workers;  // empty: ranks are threads of this process
+  StepFault fault;         // for tests of failure, with ranks as threads
+};
+
+// What the engine settled on, for logs and GetStatus.
+struct EngineInfo {
+  int ranks = 0;
+  int threads_per_rank = 0;
+  DType dtype = DType::kF32;
+  DType kv_dtype = DType::kF32;
+  std::string isa;
+  std::string attention_kernel;
+  std::string transport;  // of the ranks: "threads", "processes"
+  bool strict = false;
+  Layout layout = Layout::kSnake;
+  int stripe_tokens = 0;
+  int page_tokens = 0;
+  int64_t chunk_tokens = 0;
+  int64_t max_context_tokens = 0;
+  int64_t kv_pages = 0;   // over all ranks
+  int64_t kv_bytes = 0;   // over all ranks
+  int64_t kv_tokens = 0;  // capacity over all ranks
+};
+
+// Fills in what was left to the engine. INVALID_ARGUMENT naming the option that does not fit.
+absl::Status SettleOptions(const ModelConfig& model, EngineOptions& options, EngineInfo& info);
+
+// Cores that this process may use.
+int UsableCores();
+
+}  // namespace ringfill

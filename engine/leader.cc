@@ -1,0 +1,204 @@
+#include "engine/leader.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/layout/slot_map.h"
+
+namespace ringfill {
+namespace {
+
+// How often the leader looks at full outboxes and deadlines while it has nothing to compute.
+constexpr Duration kIdlePoll = std::chrono::milliseconds(5);
+
+// 4 h d operations a (query, key) pair over 2 w (2 q + 2 kv + 3 ffn) a token.
+double AttentionShare(const ModelConfig& c) {
+  return 1.0 * c.heads * c.head_dim /
+         (static_cast<double>(c.width) * (c.q_width() + c.kv_width()) +
+          1.5 * static_cast<double>(c.width) * c.ffn_width);
+}
+
+}  // namespace
+
+Leader::Leader(const LeaderParts& parts)
+    : p_(parts),
+      attention_share_(AttentionShare(parts.model.config())),
+      weights_(parts.options.rank_weights) {
+  rank_totals_.resize(static_cast<size_t>(p_.workers.ranks()));
+  Publish();
+  thread_ = std::thread([this] { Loop(); });
+}
+
+Leader::~Leader() {
+  p_.inbox.Stop();
+  thread_.join();
+}
+
+EngineStatus Leader::Status() const {
+  const Inbox::Counts counts = p_.inbox.counts();
+  MutexLock lock(&mutex_);
+  EngineStatus out = status_;
+  out.queued = counts.queued;
+  out.running = counts.running;
+  out.draining = counts.draining;
+  if (counts.queued + counts.running > 0) {
+    const auto now = p_.clock.Now().time_since_epoch();
+    out.seconds_since_progress =
+        std::max(0.0, Seconds(now - std::chrono::nanoseconds(progress_ns_.load())));
+  }
+  return out;
+}
+
+std::vector<std::vector<TraceSpan>> Leader::TakeTrace() {
+  MutexLock lock(&mutex_);
+  return std::exchange(spans_, {});
+}
+
+void Leader::Loop() {
+  while (p_.inbox.AwaitArrival(nullptr)) {
+    do {
+      TakeInbox();
+      LetNewcomersIn();
+      EndStale();
+      AdmitQueued();
+      UpdatePauses();
+      StepPlan plan = p_.scheduler.Plan();
+      if (!plan.empty()) {
+        Execute(std::move(plan));
+        Publish();
+        continue;
+      }
+      EndStarved();
+      NoteProgress();  // with nothing to compute (all clients slow, say) nothing is stuck
+      Publish();
+      const Instant until = std::chrono::steady_clock::now() + kIdlePoll;
+      if (!active_.empty()) p_.inbox.AwaitArrival(&until);
+    } while (!active_.empty() && !p_.inbox.stopped());
+  }
+  TakeInbox();
+  EndAll(absl::CancelledError("the daemon was shut down"));
+}
+
+void Leader::TakeInbox() {
+  for (Inbox::Arrival& arrival : p_.inbox.Take()) {
+    const Request& request = arrival.generation->request();
+    SequenceSpec spec;
+    spec.id = arrival.id;
+    spec.prompt = request.prompt;
+    spec.max_new_tokens = arrival.generation->max_tokens();
+    spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
+    p_.scheduler.Enqueue(std::move(spec));
+    active_.emplace(arrival.id, std::move(arrival.generation));
+  }
+}
+
+bool Leader::ShouldStop(const Generation& generation) const {
+  return generation.outbox().closed() || p_.inbox.stopped() ||
+         generation.past_deadline(p_.clock.Now());
+}
+
+void Leader::EndStale() {
+  const Instant now = p_.clock.Now();
+  std::vector<std::pair<SequenceId, absl::Status>> stale;
+  for (auto& [id, generation] : active_) {
+    if (!generation->failure().ok()) {
+      stale.emplace_back(id, generation->failure());
+    } else if (generation->outbox().closed()) {
+      stale.emplace_back(id, absl::CancelledError("the client went away"));
+    } else if (generation->past_deadline(now)) {
+      stale.emplace_back(id, absl::DeadlineExceededError("the request's deadline has passed"));
+    } else if (generation->paused_since.has_value() &&
+               now - *generation->paused_since > p_.options.slow_client_timeout) {
+      stale.emplace_back(id, absl::CancelledError("the client has not read for too long"));
+    }
+  }
+  for (auto& [id, status] : stale) Fail(id, std::move(status));
+}
+
+void Leader::AdmitQueued() {
+  const std::vector<SequenceId> admitted = p_.scheduler.Admit();
+  const Instant now = p_.clock.Now();
+  for (SequenceId id : admitted) active_.at(id)->NoteStarted(now);
+  if (admitted.empty()) return;
+  p_.inbox.NoteAdmitted(static_cast<int64_t>(admitted.size()));
+  Publish();  // a step may take long
+}
+
+void Leader::UpdatePauses() {
+  const Instant now = p_.clock.Now();
+  for (auto& [id, generation] : active_) {
+    const bool full = generation->outbox().full();
+    if (full == generation->paused_since.has_value()) continue;
+    generation->paused_since = full ? std::optional<Instant>(now) : std::nullopt;
+    p_.scheduler.SetPaused(id, full);
+  }
+}
+
+void Leader::EndStarved() {
+  if (p_.scheduler.starved().empty()) return;
+  // Paused sequences hold pages that come free when their clients read on, or when they are ended.
+  for (const auto& [id, generation] : active_) {
+    if (generation->paused_since.has_value()) return;
+  }
+  Fail(p_.scheduler.starved().back(),
+       absl::ResourceExhaustedError(
+           "the KV pool ran out of pages beyond the decode reserve; raise kv.memory_bytes or "
+           "kv.decode_reserve, or ask for fewer tokens"));
+}
+
+void Leader::Finish(SequenceId id) {
+  active_.at(id)->Finish(p_.scheduler.PagesOf(id));
+  Forget(id);
+}
+
+void Leader::Fail(SequenceId id, absl::Status status) {
+  active_.at(id)->Fail(std::move(status));
+  Forget(id);
+}
+
+void Leader::EndAll(const absl::Status& status) {
+  while (!active_.empty()) Fail(active_.begin()->first, status);
+}
+
+void Leader::Forget(SequenceId id) {
+  const int64_t queued_before = p_.scheduler.queued();
+  p_.scheduler.Remove(id);
+  active_.erase(id);
+  Publish();
+  p_.inbox.NoteEnded(p_.scheduler.queued() != queued_before);
+}
+
+void Leader::NoteProgress() {
+  progress_ns_ = std::chrono::nanoseconds(p_.clock.Now().time_since_epoch()).count();
+}
+
+void Leader::Publish() {
+  const std::vector<int> slots = SlotCounts(p_.scheduler.slot_map(), p_.scheduler.ranks());
+  for (size_t r = 0; r < rank_totals_.size(); ++r) {
+    const int64_t used = p_.scheduler.pages_used(static_cast<int>(r));
+    RankStatus& rank = rank_totals_[r];
+    rank.rank = static_cast<int>(r);
+    rank.slots = slots[r];
+    rank.pages_total = p_.scheduler.pages_total();
+    rank.pages_used = used;
+    p_.metrics.SetPages(r, used, rank.pages_total);
+  }
+  const Inbox::Counts counts = p_.inbox.counts();
+  p_.metrics.running_requests.Set(static_cast<double>(p_.scheduler.running()));
+  p_.metrics.queue_length.Set(static_cast<double>(counts.queued));
+  p_.metrics.epoch.Set(static_cast<double>(epoch_));
+  p_.metrics.ring_size.Set(static_cast<double>(rank_totals_.size()));
+  const auto recomputed = static_cast<double>(p_.scheduler.recomputed_tokens());
+  p_.metrics.recomputed_tokens.Increment(recomputed - p_.metrics.recomputed_tokens.Value());
+  MutexLock lock(&mutex_);
+  status_.recomputed_tokens = p_.scheduler.recomputed_tokens();
+  status_.slots = static_cast<int>(p_.scheduler.slot_map().size());
+  status_.imbalance = work_mean_ > 0 ? work_most_ / work_mean_ : 1;
+  status_.steps = static_cast<int64_t>(p_.metrics.steps.Value());
+  status_.failed_steps = static_cast<int64_t>(p_.metrics.failed_steps.Value());
+  status_.epoch = epoch_;
+  status_.ranks = rank_totals_;
+}
+
+}  // namespace ringfill

@@ -1,0 +1,114 @@
+// The leader: one thread that takes requests from the inbox, lets the scheduler plan each step, has
+// the workers execute it, and gives every request its events. When a step fails it forms the ring
+// anew and lets the requests go on.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <thread>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "engine/cost/measured_chooser.h"
+#include "engine/engine_metrics.h"
+#include "engine/engine_options.h"
+#include "engine/engine_status.h"
+#include "engine/request/generation.h"
+#include "engine/request/inbox.h"
+#include "engine/schedule/scheduler.h"
+#include "engine/worker/workers.h"
+
+namespace ringfill {
+
+// What the leader works with; all of it outlives the leader.
+struct LeaderParts {
+  const EngineOptions& options;  // settled
+  const EngineInfo& info;
+  const Model& model;
+  const Clock& clock;
+  EngineMetrics& metrics;
+  Inbox& inbox;
+  Scheduler& scheduler;
+  MeasuredChooser* measured;  // null: ways are chosen without a cost model
+  Workers& workers;
+};
+
+class Leader {
+ public:
+  explicit Leader(const LeaderParts& parts);
+  // Cancels what is still there (FailedEvent, CANCELLED).
+  ~Leader();
+
+  // Thread-safe.
+  EngineStatus Status() const;
+  // Thread-safe. For `seconds`, records what every rank does; empty when nothing ran.
+  void RequestTrace(bool on) { trace_wanted_.store(on); }
+  std::vector<std::vector<TraceSpan>> TakeTrace();
+  // The time without work does not count as standing still. Thread-safe.
+  void NoteProgress();
+
+ private:
+  using Active = std::map<SequenceId, std::unique_ptr<Generation>>;
+
+  void Loop();
+  void TakeInbox();
+  void EndStale();
+  void AdmitQueued();
+  void UpdatePauses();
+  void EndStarved();
+  void LetNewcomersIn();
+  bool ShouldStop(const Generation& generation) const;
+  void Finish(SequenceId id);
+  void Fail(SequenceId id, absl::Status status);
+  void Forget(SequenceId id);
+  void Publish();
+
+  // leader_step.cc
+  void Execute(StepPlan plan);
+  void ReportLayer(const StepPlan& plan, int layers_done);
+  void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void NotePrediction(const StepPlan& plan, double seconds);
+  void NoteImbalance(const std::vector<RankStepResult>& results);
+  void AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
+                   double seconds);
+  void HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void HandleLogits(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void HandleToken(SequenceId id, std::span<const float> logits);
+  void RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  // Forms the ring of a new epoch and moves every sequence over.
+  absl::Status FormRing();
+  // The weights of the new ranks; the old ones are forgotten.
+  std::vector<double> WeightsOf(const std::vector<int>& from);
+  void EndAll(const absl::Status& status);
+
+  const LeaderParts p_;
+  const double attention_share_;  // see Generation::NoteProgress
+
+  // The leader's own.
+  Active active_;
+  uint64_t epoch_ = 1;
+  int failures_in_a_row_ = 0;
+  std::vector<double> weights_;  // [ranks] of this epoch; empty: even
+  std::optional<Instant> newcomers_since_;
+  bool tracing_ = false;
+  double drift_ = 1;  // measured over predicted seconds of steps, a moving average
+  bool drift_reported_ = false;
+  double work_most_ = 0,
+         work_mean_ = 0;  // operations of the busiest rank and of the mean, all steps
+  std::vector<RankStatus> rank_totals_;
+
+  std::atomic<bool> trace_wanted_{false};
+  std::atomic<int64_t> progress_ns_{0};  // clock time of the last progress
+
+  mutable Mutex mutex_;
+  EngineStatus status_ ABSL_GUARDED_BY(mutex_);
+  std::vector<std::vector<TraceSpan>> spans_ ABSL_GUARDED_BY(mutex_);  // [ranks]
+
+  std::thread thread_;  // last
+};
+
+}  // namespace ringfill

@@ -1,0 +1,319 @@
+// One step of the leader: run it, account for it, tell the requests; or repair what it broke.
+#include <algorithm>
+#include <numeric>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/layout/slot_map.h"
+#include "engine/leader.h"
+#include "engine/request/retry.h"
+
+namespace ringfill {
+namespace {
+
+// Steps that may fail one after the other before the requests in them end: a rank that is lost
+// costs one, a second lost meanwhile another; what fails more often fails by itself.
+constexpr int kMaxFailuresInARow = 4;
+
+// How long newcomers wait for a moment in which nothing runs.
+constexpr Duration kNewcomerPatience = std::chrono::seconds(30);
+constexpr double kDriftShare = 0.1;
+constexpr double kReportedDrift = 2;
+constexpr size_t kMaxTraceSpans = size_t{1} << 18;  // a rank
+
+bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
+  return (results.front().stopped_mask >> chunk) & 1;
+}
+
+const absl::Status& FirstFailure(const std::vector<RankStepResult>& results) {
+  const auto failed = std::find_if(results.begin(), results.end(),
+                                   [](const RankStepResult& r) { return !r.status.ok(); });
+  return failed == results.end() ? results.front().status : failed->status;
+}
+
+absl::Status Retryable(const std::string& message) {
+  return WithRetryAfter(absl::UnavailableError(message), kRetrySoon);
+}
+
+}  // namespace
+
+void Leader::ReportLayer(const StepPlan& plan, int layers_done) {
+  NoteProgress();
+  const Instant now = p_.clock.Now();
+  const double part = static_cast<double>(layers_done) / p_.model.config().layers;
+  for (const PrefillChunk& chunk : plan.chunks) {
+    Generation& generation = *active_.at(chunk.sequence);
+    if (generation.last_token_at().has_value()) continue;  // a decoded token, or a repair
+    const auto length = static_cast<double>(chunk.end() - chunk.begin());
+    generation.NoteProgress(static_cast<double>(chunk.begin()) + part * length, attention_share_,
+                            now);
+  }
+}
+
+void Leader::Execute(StepPlan plan) {
+  const Instant start = p_.clock.Now();
+  plan.epoch = epoch_;
+  if (const bool wanted = trace_wanted_.load(); wanted != tracing_) {
+    tracing_ = wanted;
+    p_.workers.Trace(wanted);
+  }
+  if (p_.measured != nullptr && !plan.chunks.empty() && LogEnabled(LogLevel::kDebug)) {
+    Log(LogLevel::kDebug, "ways chosen",
+        {{"step", plan.step}, {"options", p_.measured->Explain(plan)}});
+  }
+  std::vector<const Generation*> of_chunk;
+  for (const PrefillChunk& chunk : plan.chunks) {
+    of_chunk.push_back(active_.at(chunk.sequence).get());
+  }
+  const StepControl control{
+      .should_stop = [&](int c) { return ShouldStop(*of_chunk[static_cast<size_t>(c)]); },
+      .on_layer = [&](int layers_done) { ReportLayer(plan, layers_done); }};
+  const std::vector<RankStepResult> results = p_.workers.Run(plan, control);
+  NoteProgress();
+  if (!FirstFailure(results).ok()) return RepairAfter(plan, results);
+  failures_in_a_row_ = 0;
+  AccountStep(plan, results, Seconds(p_.clock.Now() - start));
+  // A stopped chunk left its layers unfinished: its request ends in the next EndStale, before a
+  // plan could use the pages, so committing the others is all there is to do.
+  StepPlan done = plan;
+  for (size_t c = done.chunks.size(); c-- > 0;) {
+    if (Stopped(results, c)) done.chunks.erase(done.chunks.begin() + static_cast<ptrdiff_t>(c));
+  }
+  p_.scheduler.Commit(done);
+  FailNonFinite(plan, results);
+  HandlePrefilled(plan, results);
+  HandleLogits(done, results);
+}
+
+void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    for (const ChunkFault& fault : results[r].faults) {
+      const SequenceId id = plan.chunks[static_cast<size_t>(fault.chunk)].sequence;
+      const auto it = active_.find(id);
+      if (it == active_.end()) continue;
+      const std::string where =
+          fault.round < 0 ? std::string("its products") : absl::StrCat("ring round ", fault.round);
+      Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: layer ", fault.layer,
+                                                ", rank ", r, ", ", where,
+                                                "; the weights or the arithmetic are damaged")));
+    }
+  }
+}
+
+void Leader::NotePrediction(const StepPlan& plan, double seconds) {
+  if (p_.measured == nullptr) return;
+  const std::optional<double> predicted = p_.measured->PredictSeconds(plan);
+  if (!predicted.has_value() || *predicted <= 0) return;
+  const double ratio = seconds / *predicted;
+  p_.metrics.measured_over_predicted.Observe(ratio);
+  drift_ += kDriftShare * (ratio - drift_);
+  const bool off = drift_ > kReportedDrift || drift_ < 1 / kReportedDrift;
+  if (off && !drift_reported_) {
+    Log(LogLevel::kWarning, "steps take another time than the figures measured at start predict",
+        {{"measured_over_predicted", drift_}});
+  }
+  drift_reported_ = off;
+}
+
+void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
+  const ModelConfig& c = p_.model.config();
+  // Rows are counted once for each half of a layer.
+  const double row = 1.0 * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
+  const double pair = 4.0 * c.heads * c.head_dim;
+  double sum = 0;
+  double most = 0;
+  for (const RankStepResult& result : results) {
+    const double operations = row * static_cast<double>(result.work.product_rows) +
+                              pair * static_cast<double>(result.work.attention_pairs);
+    sum += operations;
+    most = std::max(most, operations);
+  }
+  if (sum == 0) return;
+  const double ratio = most * static_cast<double>(results.size()) / sum;
+  p_.metrics.imbalance.Observe(ratio);
+  work_most_ += most;
+  work_mean_ += sum / static_cast<double>(results.size());
+}
+
+void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
+                         double seconds) {
+  p_.metrics.AddStep(results);
+  p_.metrics.steps.Increment();
+  NoteImbalance(results);
+  NotePrediction(plan, seconds);
+  if (!plan.chunks.empty()) p_.metrics.prefill_s.Increment(seconds);
+  MutexLock lock(&mutex_);
+  for (size_t c = 0; c < plan.chunks.size(); ++c) {
+    const PrefillChunk& chunk = plan.chunks[c];
+    if (Stopped(results, c)) continue;
+    const auto tokens = static_cast<int64_t>(chunk.tokens.size());
+    p_.metrics.prefill_tokens.Increment(static_cast<double>(tokens));
+    p_.metrics.AddWay(chunk.mode, chunk.strategy, tokens);
+    status_.mode_tokens[static_cast<size_t>(chunk.mode)] += tokens;
+    if (chunk.mode != TokenMode::kReplicated) {
+      status_.strategy_tokens[static_cast<size_t>(chunk.strategy)] += tokens;
+    }
+  }
+  for (size_t r = 0; r < results.size(); ++r) {
+    const RankStepResult& result = results[r];
+    const int rank = static_cast<int>(r);
+    for (const PrefillChunk& chunk : plan.chunks) {
+      active_.at(chunk.sequence)
+          ->AddShare(rank, 1e3 * result.prefill_busy_s, 1e3 * result.prefill_wait_s);
+    }
+    for (const DecodeToken& decode : plan.decodes) {
+      active_.at(decode.sequence)
+          ->AddShare(rank, 1e3 * result.decode_busy_s, 1e3 * result.decode_wait_s);
+    }
+    RankStatus& total = rank_totals_[r];
+    total.busy_s += result.prefill_busy_s + result.decode_busy_s;
+    total.wait_s += result.prefill_wait_s + result.decode_wait_s;
+    total.ring_bytes += static_cast<double>(result.ring_bytes);
+    total.transfer_s += result.transfer_s;
+    total.hidden_s += std::max(0.0, result.transfer_s - result.prefill_wait_s);
+  }
+  if (!tracing_) return;
+  spans_.resize(std::max(spans_.size(), results.size()));
+  for (size_t r = 0; r < results.size(); ++r) {
+    auto& spans = spans_[r];
+    const size_t room = kMaxTraceSpans - std::min(kMaxTraceSpans, spans.size());
+    const auto& more = results[r].trace;
+    spans.insert(spans.end(), more.begin(),
+                 more.begin() + static_cast<ptrdiff_t>(std::min(room, more.size())));
+    status_.trace_dropped += static_cast<int64_t>(more.size() - std::min(room, more.size()));
+  }
+}
+
+void Leader::HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  for (size_t r = 0; r < results.size(); ++r) {
+    for (const ScoredToken& score : results[r].scores) {
+      const auto it = active_.find(plan.chunks[static_cast<size_t>(score.chunk)].sequence);
+      if (it == active_.end()) continue;
+      it->second->AddScore(static_cast<int>(r), score.position, score.logprob);
+    }
+  }
+  const Instant now = p_.clock.Now();
+  for (const PrefillChunk& chunk : plan.chunks) {
+    const auto it = active_.find(chunk.sequence);
+    // Where a chunk ends says nothing: it may have filled holes.
+    if (it == active_.end() || it->second->prefilled()) continue;
+    if (p_.scheduler.PromptMissing(chunk.sequence) != 0) continue;
+    Generation& generation = *it->second;
+    generation.NotePrefilled(now);
+    if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
+  }
+}
+
+void Leader::HandleLogits(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  std::vector<SequenceId> rows;
+  for (const PrefillChunk& chunk : plan.chunks) {
+    if (chunk.wants_logits) rows.push_back(chunk.sequence);
+  }
+  for (const DecodeToken& decode : plan.decodes) rows.push_back(decode.sequence);
+  std::vector<float> logits(static_cast<size_t>(p_.model.config().vocab));
+  for (size_t i = 0; i < rows.size(); ++i) {
+    for (const RankStepResult& result : results) {
+      const int64_t n = result.vocab_end - result.vocab_begin;
+      std::copy_n(result.logits.begin() + static_cast<int64_t>(i) * n, n,
+                  logits.begin() + result.vocab_begin);
+    }
+    HandleToken(rows[i], logits);
+  }
+}
+
+void Leader::HandleToken(SequenceId id, std::span<const float> logits) {
+  const auto it = active_.find(id);
+  if (it == active_.end()) return;
+  Generation& generation = *it->second;
+  if (!generation.failure().ok()) return;  // EndStale ends it
+  const Instant now = p_.clock.Now();
+  const std::optional<Instant> before = generation.last_token_at();
+  absl::StatusOr<std::optional<TokenId>> next = generation.Step(logits, now);
+  if (!next.ok()) return Fail(id, std::move(next).status());
+  if (before.has_value()) {
+    p_.metrics.inter_token_s.Observe(Seconds(now - *before));
+  } else {
+    p_.metrics.ttft_s.Observe(Seconds(now - generation.submitted()));
+  }
+  p_.metrics.decode_tokens.Increment();
+  if (next->has_value()) {
+    p_.scheduler.AppendToken(id, **next);
+  } else {
+    Finish(id);
+  }
+}
+
+void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  const absl::Status why = FirstFailure(results);
+  Log(LogLevel::kError, "step failed, the ring forms anew",
+      {{"epoch", epoch_}, {"step", plan.step}, {"status", why.ToString()}});
+  p_.metrics.failed_steps.Increment();
+  ++failures_in_a_row_;
+  if (const absl::Status formed = FormRing(); !formed.ok()) {
+    failures_in_a_row_ = 0;
+    return EndAll(Retryable(
+        absl::StrCat("the ring could not form anew, try again: ", std::string(formed.message()))));
+  }
+  if (failures_in_a_row_ < kMaxFailuresInARow) return;
+  failures_in_a_row_ = 0;
+  const absl::Status failed =
+      Retryable(absl::StrCat("the step failed again and again, try again later: ", why.ToString()));
+  auto end = [&](SequenceId id) {
+    if (active_.contains(id)) Fail(id, failed);
+  };
+  for (const PrefillChunk& chunk : plan.chunks) end(chunk.sequence);
+  for (const DecodeToken& decode : plan.decodes) end(decode.sequence);
+}
+
+absl::Status Leader::FormRing() {
+  ++epoch_;
+  RF_ASSIGN_OR_RETURN(const std::vector<int> from, p_.workers.Reform(epoch_));
+  const Regrouped regrouped =
+      p_.scheduler.Regroup(from, RedealSlots(p_.scheduler.slot_map(), from, WeightsOf(from)));
+  int64_t lost_tokens = 0;
+  for (const Regrouped::Loss& loss : regrouped.lost) {
+    for (const Span& span : loss.spans) lost_tokens += span.size();
+  }
+  if (p_.measured != nullptr) p_.measured->Regroup(from);
+  std::vector<RankStatus> totals(from.size());
+  for (size_t r = 0; r < from.size(); ++r) {
+    if (from[r] >= 0) totals[r] = rank_totals_[static_cast<size_t>(from[r])];
+  }
+  rank_totals_ = std::move(totals);
+  Log(LogLevel::kInfo, "the ring formed",
+      {{"epoch", epoch_},
+       {"ranks", static_cast<int64_t>(from.size())},
+       {"lost_tokens", lost_tokens},
+       {"ended", static_cast<int64_t>(regrouped.unfit.size())}});
+  for (SequenceId id : regrouped.unfit) {
+    Fail(id, Retryable("the KV of a lost rank does not fit on those that are left, try again"));
+  }
+  Publish();
+  return absl::OkStatus();
+}
+
+std::vector<double> Leader::WeightsOf(const std::vector<int>& from) {
+  if (weights_.empty()) return {};
+  const double mean =
+      std::accumulate(weights_.begin(), weights_.end(), 0.0) / static_cast<double>(weights_.size());
+  std::vector<double> weights;
+  for (int rank : from) weights.push_back(rank < 0 ? mean : weights_[static_cast<size_t>(rank)]);
+  return weights_ = std::move(weights);
+}
+
+void Leader::LetNewcomersIn() {
+  if (!p_.workers.HasNewcomers()) {
+    newcomers_since_.reset();
+    return;
+  }
+  // What runs now would have to move: a newcomer waits for a quiet moment first.
+  const Instant now = p_.clock.Now();
+  if (!newcomers_since_.has_value()) newcomers_since_ = now;
+  if (p_.scheduler.running() > 0 && now - *newcomers_since_ < kNewcomerPatience) return;
+  newcomers_since_.reset();
+  if (const absl::Status formed = FormRing(); !formed.ok()) {
+    Log(LogLevel::kError, "the ring could not form anew", {{"status", formed.ToString()}});
+  }
+}
+
+}  // namespace ringfill

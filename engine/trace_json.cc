@@ -1,0 +1,170 @@
+#include "engine/trace_json.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+
+namespace ringfill {
+namespace {
+
+constexpr size_t kWriteBytes = size_t{1} << 20;
+constexpr std::string_view kNoSpans = "[\n]\n";
+constexpr std::string_view kEnd = "\n]\n";
+
+// Viewers give process and thread 0 a meaning of their own, and the main thread is the one whose
+// number is its process's.
+int ProcessId(int rank) { return rank + 1; }
+int ThreadId(int rank, TraceLane lane) { return 2 * rank + static_cast<int>(lane) + 1; }
+
+const char* LaneName(TraceLane lane) {
+  return lane == TraceLane::kCompute ? "compute" : "communication";
+}
+
+// Operations that belong to one way for ranks to meet each other's KV.
+bool HasStrategy(OpKind kind) {
+  switch (kind) {
+    case OpKind::kCopyKv:
+    case OpKind::kStoreKv:
+    case OpKind::kHeader:
+    case OpKind::kAttend:
+    case OpKind::kMerge:
+    case OpKind::kExchange:
+    case OpKind::kAllGather:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void AppendMicroseconds(Duration time, std::string& out) {
+  const int64_t ns = std::chrono::nanoseconds(time).count();
+  absl::StrAppendFormat(&out, "%s%d.%03d", ns < 0 ? "-" : "", std::abs(ns) / 1000,
+                        std::abs(ns) % 1000);
+}
+
+absl::string_view Piece(std::string_view text) { return {text.data(), text.size()}; }
+
+}  // namespace
+
+std::optional<Instant> FirstBegin(const RankSpans& ranks) {
+  std::optional<Instant> first;
+  for (const std::vector<TraceSpan>& spans : ranks) {
+    for (const TraceSpan& span : spans) first = std::min(first.value_or(span.begin), span.begin);
+  }
+  return first;
+}
+
+void TraceJson::BeginEvent(std::string& out) {
+  out += empty_ ? "[\n" : ",\n";
+  empty_ = false;
+}
+
+void TraceJson::Append(int rank, const TraceSpan& span, std::string& out) {
+  const auto r = static_cast<size_t>(rank);
+  if (r >= named_.size()) named_.resize(r + 1);
+  if (!named_[r]) {
+    named_[r] = true;
+    const auto name = [&](const char* kind, int thread, const std::string& args) {
+      BeginEvent(out);
+      absl::StrAppend(&out, "{\"name\":\"", kind, "\",\"ph\":\"M\",\"pid\":", ProcessId(rank),
+                      ",\"tid\":", thread, ",\"args\":{", args, "}}");
+    };
+    const int first = ThreadId(rank, TraceLane::kCompute);
+    name("process_name", first, absl::StrCat("\"name\":\"rank ", rank, "\""));
+    name("process_sort_index", first, absl::StrCat("\"sort_index\":", rank));
+    for (const TraceLane lane : {TraceLane::kCompute, TraceLane::kComm}) {
+      const int thread = ThreadId(rank, lane);
+      name("thread_name", thread, absl::StrCat("\"name\":\"", LaneName(lane), "\""));
+      name("thread_sort_index", thread, absl::StrCat("\"sort_index\":", static_cast<int>(lane)));
+    }
+  }
+  const OpLabel& label = span.label;
+  BeginEvent(out);
+  absl::StrAppend(&out, "{\"name\":\"", Piece(OpKindName(label.kind)), "\",\"cat\":\"",
+                  LaneName(span.lane), "\",\"ph\":\"X\",\"pid\":", ProcessId(rank),
+                  ",\"tid\":", ThreadId(rank, span.lane), ",\"ts\":");
+  AppendMicroseconds(span.begin - zero_, out);
+  out += ",\"dur\":";
+  AppendMicroseconds(std::max(Duration::zero(), span.end - span.begin), out);
+  out += ",\"args\":{";
+  const size_t args = out.size();
+  const auto arg = [&](const char* name, const auto& value) {
+    absl::StrAppend(&out, out.size() == args ? "\"" : ",\"", name, "\":", value);
+  };
+  if (label.layer >= 0) arg("layer", label.layer);
+  if (label.round >= 0) arg("round", label.round);
+  if (label.bytes > 0) arg("bytes", label.bytes);
+  if (HasStrategy(label.kind)) {
+    arg("strategy", absl::StrCat("\"", Piece(RingStrategyName(label.strategy)), "\""));
+  }
+  out += "}}";
+}
+
+void TraceJson::End(std::string& out) { out += empty_ ? kNoSpans : kEnd; }
+
+absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& path,
+                                                             int64_t max_spans) {
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (fd < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
+  }
+  std::unique_ptr<TraceFile> file(new TraceFile(path, fd, max_spans));
+  std::string nothing;
+  if (const absl::Status written = file->Write(nothing); !written.ok()) {
+    return absl::InvalidArgumentError(written.message());
+  }
+  return file;
+}
+
+TraceFile::~TraceFile() { close(fd_); }
+
+absl::Status TraceFile::Append(const RankSpans& ranks) {
+  if (!json_) {
+    const std::optional<Instant> first = FirstBegin(ranks);
+    if (!first) return absl::OkStatus();
+    json_.emplace(*first);
+  }
+  std::string text;
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    for (const TraceSpan& span : ranks[r]) {
+      if (full()) {
+        ++dropped_;
+        continue;
+      }
+      json_->Append(static_cast<int>(r), span, text);
+      ++spans_;
+      if (text.size() >= kWriteBytes) RF_RETURN_IF_ERROR(Write(text));
+    }
+  }
+  return Write(text);
+}
+
+// `text` and the end of the array, over the end that is there; clears it.
+absl::Status TraceFile::Write(std::string& text) {
+  const auto events = static_cast<int64_t>(text.size());
+  if (events == 0 && end_ > 0) return absl::OkStatus();
+  text += end_ + events == 0 ? kNoSpans : kEnd;
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t n = pwrite(fd_, text.data() + done, text.size() - done,
+                             static_cast<off_t>(end_) + static_cast<off_t>(done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot write ", path_, ": ", std::strerror(errno)));
+    }
+    done += static_cast<size_t>(n);
+  }
+  end_ += events;
+  text.clear();
+  return absl::OkStatus();
+}
+
+}  // namespace ringfill

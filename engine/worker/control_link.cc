@@ -1,0 +1,172 @@
+#include "engine/worker/control_link.h"
+
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+
+namespace ringfill {
+namespace {
+
+// A peer that is alive but does not read: far longer than the largest plan takes on a slow network.
+constexpr Duration kSendLimit = std::chrono::minutes(10);
+constexpr size_t kMaxQueued = 1024;
+// Smaller messages are sent by the caller's thread while the line is free: one thread switch less a
+// step.
+constexpr size_t kInlineBytes = 32 << 10;
+
+int64_t NowNs() { return std::chrono::nanoseconds(Clock::Real().Now().time_since_epoch()).count(); }
+
+}  // namespace
+
+ControlLink::ControlLink(std::unique_ptr<Connection> connection, Duration silence_limit,
+                         Handler handler)
+    : connection_(std::move(connection)),
+      handler_(std::move(handler)),
+      silence_limit_(silence_limit) {}
+
+ControlLink::~ControlLink() {
+  Close(absl::CancelledError("the link was closed"));
+  if (reader_.joinable()) reader_.join();
+  if (sender_.joinable()) sender_.join();
+}
+
+void ControlLink::Start() {
+  last_heard_ = Clock::Real().Now();
+  reader_ = std::thread([this] { ReadLoop(); });
+  sender_ = std::thread([this] { SendLoop(); });
+}
+
+void ControlLink::Send(const ControlMessage& message) {
+  Send(std::make_shared<EncodedControl>(EncodeControl(message)));
+}
+
+void ControlLink::Send(std::shared_ptr<const EncodedControl> message) {
+  {
+    MutexLock lock(&mutex_);
+    if (!ended_.ok()) return;
+    if (sending_ || !queue_.empty() || message->payload.size() > kInlineBytes) {
+      queue_.push_back(std::move(message));
+      changed_.SignalAll();
+      if (queue_.size() <= kMaxQueued) return;
+      ended_ = absl::ResourceExhaustedError("the peer does not read its messages");
+      connection_->Close();
+      return;
+    }
+    sending_ = true;
+  }
+  SendNow(*message);
+}
+
+void ControlLink::SendNow(const EncodedControl& message) {
+  const absl::Status sent = connection_->Send(
+      message.type, std::as_bytes(std::span(message.payload)), Clock::Real().Now() + kSendLimit);
+  MutexLock lock(&mutex_);
+  sending_ = false;
+  // When the peer has closed the connection the reader may still find its last words.
+  if (!sent.ok() && !absl::IsUnavailable(sent) && ended_.ok()) {
+    ended_ = sent;
+    connection_->Close();
+  }
+  changed_.SignalAll();
+}
+
+bool ControlLink::Flush(Instant deadline) {
+  MutexLock lock(&mutex_);
+  while (ended_.ok() && (sending_ || !queue_.empty())) {
+    if (!changed_.WaitUntil(&mutex_, deadline)) break;
+  }
+  return !sending_ && queue_.empty();
+}
+
+void ControlLink::Close(const absl::Status& why) {
+  RF_CHECK(!why.ok());
+  MutexLock lock(&mutex_);
+  if (ended_.ok()) ended_ = why;
+  connection_->Close();
+  changed_.SignalAll();
+}
+
+void ControlLink::SendLoop() {
+  while (true) {
+    std::shared_ptr<const EncodedControl> message;
+    {
+      MutexLock lock(&mutex_);
+      Instant beat = Clock::Real().Now() + kBeatPeriod;
+      while (ended_.ok() && (sending_ || queue_.empty())) {
+        if (const Instant now = Clock::Real().Now(); now >= beat) {
+          if (!sending_) break;
+          beat = now + kBeatPeriod;  // bytes are on their way as it is
+        }
+        changed_.WaitUntil(&mutex_, beat);
+      }
+      if (!ended_.ok()) return;
+      sending_ = true;
+      if (!queue_.empty()) {
+        message = std::move(queue_.front());
+        queue_.pop_front();
+      }
+    }
+    if (message == nullptr) {
+      message = std::make_shared<EncodedControl>(EncodeControl(BeatMessage{NowNs()}));
+    }
+    SendNow(*message);
+  }
+}
+
+bool ControlLink::PeerIsSilent() const {
+  const Duration limit = silence_limit_;
+  if (Clock::Real().Now() - last_heard_ <= limit) return false;
+  // Part of a long message may have come.
+  tcp_info info = {};
+  socklen_t size = sizeof(info);
+  if (getsockopt(connection_->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return true;
+  return std::chrono::milliseconds(info.tcpi_last_data_recv) > limit;
+}
+
+void ControlLink::NoteBeat(const BeatMessage& beat) {
+  // The quickest beat says most.
+  const int64_t ahead = NowNs() - beat.sent_ns;
+  const int64_t known = clock_ahead_ns_;
+  if (known == 0 || ahead < known) clock_ahead_ns_ = ahead;
+}
+
+absl::Status ControlLink::ReadOne() {
+  const Duration step = std::min<Duration>(kBeatPeriod, silence_limit_.load() / 4);
+  absl::StatusOr<Connection::Message> received = connection_->Receive(Clock::Real().Now() + step);
+  if (absl::IsDeadlineExceeded(received.status())) {
+    if (!PeerIsSilent()) return absl::OkStatus();
+    silent_ = true;
+    return absl::UnavailableError(absl::StrCat(
+        "nothing was heard for ", Milliseconds(Clock::Real().Now() - last_heard_) / 1e3, " s"));
+  }
+  if (!received.ok()) return received.status();
+  last_heard_ = Clock::Real().Now();
+  RF_ASSIGN_OR_RETURN(ControlMessage message, DecodeControl(received->type, received->payload));
+  if (const auto* beat = std::get_if<BeatMessage>(&message)) {
+    NoteBeat(*beat);
+  } else {
+    handler_.on_message(std::move(message));
+  }
+  return absl::OkStatus();
+}
+
+void ControlLink::ReadLoop() {
+  absl::Status status;
+  while (status.ok()) status = ReadOne();
+  {
+    MutexLock lock(&mutex_);
+    if (ended_.ok()) ended_ = status;
+    status = ended_;
+    connection_->Close();
+    changed_.SignalAll();
+  }
+  handler_.on_end(status);
+}
+
+}  // namespace ringfill

@@ -1,0 +1,85 @@
+// One end of the connection between leader and worker: a thread that reads, a thread that sends and
+// keeps the heart beating, so that a peer which is gone, stopped or cut off shows within the
+// silence limit however busy its compute threads are.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/status.h"
+#include "engine/comm/tcp/connection.h"
+#include "engine/worker/control_message.h"
+
+namespace ringfill {
+
+inline constexpr Duration kBeatPeriod = std::chrono::milliseconds(250);
+inline constexpr Duration kDefaultHeartbeatTimeout = std::chrono::seconds(3);
+
+// Send, Close and Flush: any thread.
+class ControlLink {
+ public:
+  // Both are called by the reading thread, never at the same time, and must not destroy the link.
+  struct Handler {
+    std::function<void(ControlMessage)> on_message;  // all but BEAT
+    // Once, and last: UNAVAILABLE when the peer is gone or silent, DATA_LOSS for what is no
+    // message, or what Close was given.
+    std::function<void(const absl::Status&)> on_end;
+  };
+
+  ControlLink(std::unique_ptr<Connection> connection, Duration silence_limit, Handler handler);
+  // Closes. Not from a handler.
+  ~ControlLink();
+
+  // Starts the threads. Once.
+  void Start();
+
+  // Never blocks for long: what the socket does not take at once waits in a queue. Dropped when the
+  // link has ended.
+  void Send(const ControlMessage& message);
+  void Send(std::shared_ptr<const EncodedControl> message);
+  // All that was given to Send has gone to the socket; false when it could not in time.
+  bool Flush(Instant deadline);
+  // The first reason counts. REQUIRES: !why.ok().
+  void Close(const absl::Status& why);
+
+  void SetSilenceLimit(Duration limit) { silence_limit_ = limit; }
+  const std::string& peer_address() const { return connection_->peer_address(); }
+  // How far our clock was ahead of the peer's, at most: its beats' way included; 0 before the first
+  // one.
+  Duration clock_ahead() const { return std::chrono::nanoseconds(clock_ahead_ns_.load()); }
+  // The link ended because the peer said nothing.
+  bool silent() const { return silent_; }
+
+ private:
+  void ReadLoop();
+  void SendLoop();
+  absl::Status ReadOne();
+  bool PeerIsSilent() const;
+  void NoteBeat(const BeatMessage& beat);
+  void SendNow(const EncodedControl& message);
+
+  const std::unique_ptr<Connection> connection_;
+  const Handler handler_;
+  std::atomic<Duration> silence_limit_;
+  std::atomic<int64_t> clock_ahead_ns_{0};
+  std::atomic<bool> silent_{false};
+  Instant last_heard_;  // the reading thread's
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<std::shared_ptr<const EncodedControl>> queue_ ABSL_GUARDED_BY(mutex_);
+  bool sending_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status ended_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread reader_, sender_;
+};
+
+}  // namespace ringfill

@@ -1,0 +1,404 @@
+#include "engine/worker/process_workers.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/compute/cpu/cpu_model.h"
+#include "engine/model/digest.h"
+#include "engine/schedule/plan_codec.h"
+#include "engine/worker/rank.h"
+#include "engine/worker/result_codec.h"
+
+namespace ringfill {
+namespace {
+
+// How soon a client that went away is noticed while a step runs.
+constexpr Duration kStopPoll = std::chrono::milliseconds(20);
+// Beyond what ranks wait for each other, so that theirs is the error that is seen.
+constexpr Duration kStepMargin = std::chrono::seconds(5);
+// To form a ring: connections between each two. Somebody who does not answer costs this once.
+constexpr Duration kFormTimeout = std::chrono::seconds(2);
+constexpr int kFormAttempts = 4;
+constexpr Duration kFormMargin = std::chrono::milliseconds(500);
+// For a worker to come when none is left.
+constexpr Duration kLastHope = std::chrono::seconds(4);
+constexpr std::chrono::minutes kMeasureLimit(1);
+constexpr Duration kMemoryTimeout = std::chrono::seconds(1);
+
+class ProcessWorkers final : public Workers {
+ public:
+  ProcessWorkers(const WorkersSpec& spec, const ModelConfig& model, const KvGeometry& geometry,
+                 std::unique_ptr<WorkerRoster> roster)
+      : model_(model),
+        rank_options_{.model = model,
+                      .geometry = geometry,
+                      .clock = spec.clock,
+                      .min_round_timeout = spec.min_round_timeout,
+                      .gather_bytes = spec.gather_bytes},
+        clock_(Clock::Real()),
+        roster_(std::move(roster)) {}
+
+  int ranks() const override { return static_cast<int>(members_.size()); }
+  std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
+  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch) override;
+  bool HasNewcomers() override;
+  absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
+  void Trace(bool on) override;
+  std::vector<Device::MemoryUse> Memory() override;
+
+ private:
+  // One step under way.
+  struct Step {
+    const StepPlan& plan;
+    const StepControl& control;
+    std::vector<RankStepResult> results;
+    std::vector<bool> done;
+    size_t missing = 0;
+    uint64_t stopped = 0;
+    bool aborted = false;
+    Instant limit{};
+  };
+
+  void SendPlan(Step& step);
+  void SendStops(Step& step);
+  void Handle(Step& step, const WorkerEvent& event);
+  void TakeResult(Step& step, size_t rank, const ResultMessage& message);
+  void Settle(Step& step, size_t rank, absl::Status status);
+  void AbortOthers(Step& step, const absl::Status& why);
+  void GiveUp(Step& step);
+  Duration SilentLimit(const StepPlan& plan) const;
+  int RankOf(const WorkerPeer& peer) const;
+  // Forms a ring of `peers`; those that failed to are left out of it the next time.
+  absl::Status Form(uint64_t epoch, std::vector<WorkerPeerPtr>& peers, Duration timeout);
+
+  const ModelConfig model_;
+  const RankOptions rank_options_;
+  const Clock& clock_;
+  const std::unique_ptr<WorkerRoster> roster_;
+
+  // The leader's thread's.
+  std::vector<WorkerPeerPtr> members_;  // by rank
+  bool formed_ = false;                 // members_ have a ring
+  uint64_t attempts_ = 0;
+  uint64_t questions_ = 0;
+  bool tracing_ = false;
+};
+
+int ProcessWorkers::RankOf(const WorkerPeer& peer) const {
+  for (size_t r = 0; r < members_.size(); ++r) {
+    if (members_[r].get() == &peer) return static_cast<int>(r);
+  }
+  return -1;
+}
+
+// Since the step began or rank 0 last reported a layer. Ranks that wait for each other fail after
+// PeerTimeout; this is for what none of them notices.
+Duration ProcessWorkers::SilentLimit(const StepPlan& plan) const {
+  StepPlan decodes;
+  for (const DecodeToken& token : plan.decodes) {
+    decodes.decodes.emplace_back().position = token.position;
+  }
+  RankOptions floor = rank_options_;
+  floor.min_round_timeout = Duration(0);
+  return 2 * PeerTimeout(rank_options_, plan) + model_.layers * PeerTimeout(floor, decodes) +
+         kStepMargin;
+}
+
+std::vector<RankStepResult> ProcessWorkers::Run(const StepPlan& plan, const StepControl& control) {
+  Step step{.plan = plan,
+            .control = control,
+            .results = std::vector<RankStepResult>(static_cast<size_t>(plan.ranks)),
+            .done = std::vector<bool>(static_cast<size_t>(plan.ranks)),
+            .missing = static_cast<size_t>(plan.ranks)};
+  if (!formed_ || members_.size() != step.results.size()) {
+    for (RankStepResult& result : step.results) {
+      result.status = absl::UnavailableError("no ring is formed");
+    }
+    return std::move(step.results);
+  }
+  SendPlan(step);
+  while (step.missing > 0) {
+    SendStops(step);
+    const Instant now = clock_.Now();
+    if (now >= step.limit) {
+      GiveUp(step);
+      continue;
+    }
+    std::optional<WorkerEvent> event = roster_->NextEvent(std::min(step.limit, now + kStopPoll));
+    if (event.has_value()) Handle(step, *event);
+  }
+  for (size_t r = 0; r < members_.size(); ++r) {
+    if (members_[r]->gone()) step.results[r].status = roster_->HowLost(*members_[r]);
+    if (!step.results[r].status.ok()) formed_ = false;
+  }
+  return std::move(step.results);
+}
+
+void ProcessWorkers::SendPlan(Step& step) {
+  auto message =
+      std::make_shared<EncodedControl>(EncodeControl(StepMessage{EncodePlan(step.plan)}));
+  for (const WorkerPeerPtr& member : members_) member->link().Send(message);
+  step.limit = clock_.Now() + SilentLimit(step.plan);
+  // Their going was an event of an earlier step.
+  for (size_t r = 0; r < members_.size(); ++r) {
+    if (members_[r]->gone()) Settle(step, r, absl::UnavailableError("the worker is gone"));
+  }
+}
+
+void ProcessWorkers::SendStops(Step& step) {
+  if (!step.control.should_stop || step.aborted) return;
+  const uint64_t before = step.stopped;
+  for (size_t c = 0; c < step.plan.chunks.size(); ++c) {
+    if (!((step.stopped >> c) & 1) && step.control.should_stop(static_cast<int>(c))) {
+      step.stopped |= uint64_t{1} << c;
+    }
+  }
+  if (step.stopped == before) return;
+  for (const WorkerPeerPtr& member : members_) {
+    member->link().Send(StopMessage{step.plan.epoch, step.plan.step, step.stopped});
+  }
+}
+
+void ProcessWorkers::Handle(Step& step, const WorkerEvent& event) {
+  const int rank = RankOf(*event.peer);
+  if (rank < 0) return;
+  const auto r = static_cast<size_t>(rank);
+  if (!event.message.has_value()) {
+    return Settle(step, r, absl::UnavailableError(absl::StrCat(event.peer->Name(), " is gone")));
+  }
+  if (const auto* result = std::get_if<ResultMessage>(&*event.message)) {
+    if (result->epoch == step.plan.epoch && result->step == step.plan.step) {
+      TakeResult(step, r, *result);
+    }
+  } else if (const auto* progress = std::get_if<ProgressMessage>(&*event.message)) {
+    const bool now = progress->epoch == step.plan.epoch && progress->step == step.plan.step;
+    if (rank != 0 || !now || step.aborted || progress->layers > model_.layers) return;
+    step.limit = clock_.Now() + SilentLimit(step.plan);
+    if (step.control.on_layer) step.control.on_layer(progress->layers);
+  }
+}
+
+void ProcessWorkers::TakeResult(Step& step, size_t rank, const ResultMessage& message) {
+  if (step.done[rank]) return;
+  absl::StatusOr<RankStepResult> result = DecodeResult(message.result);
+  absl::Status status = result.status();
+  if (status.ok()) status = CheckResult(*result, step.plan, model_.vocab);
+  if (!status.ok()) {
+    roster_->Drop(members_[rank], LossReason::kConnection, status);
+    return Settle(step, rank, status);
+  }
+  // Times of another machine, on our clock.
+  const Duration ahead = members_[rank]->link().clock_ahead();
+  if (ahead > kBeatPeriod || ahead < -kBeatPeriod) {
+    for (TraceSpan& span : result->trace) {
+      span.begin += ahead;
+      span.end += ahead;
+    }
+  }
+  status = result->status;
+  step.results[rank] = *std::move(result);
+  Settle(step, rank, std::move(status));
+}
+
+void ProcessWorkers::Settle(Step& step, size_t rank, absl::Status status) {
+  if (step.done[rank]) return;
+  step.done[rank] = true;
+  --step.missing;
+  step.results[rank].status = status;
+  if (!status.ok()) AbortOthers(step, status);
+}
+
+void ProcessWorkers::AbortOthers(Step& step, const absl::Status& why) {
+  if (step.aborted) return;
+  step.aborted = true;
+  step.limit = clock_.Now() + PeerTimeout(rank_options_, step.plan);
+  for (size_t r = 0; r < members_.size(); ++r) {
+    if (!step.done[r]) members_[r]->link().Send(AbortMessage{step.plan.epoch, why});
+  }
+}
+
+void ProcessWorkers::GiveUp(Step& step) {
+  const absl::Status late = absl::DeadlineExceededError("the step was not done in time");
+  if (!step.aborted) return AbortOthers(step, late);
+  for (size_t r = 0; r < members_.size(); ++r) {
+    if (step.done[r]) continue;
+    roster_->Drop(members_[r], LossReason::kHung,
+                  absl::DeadlineExceededError("it did not end its step when told to"));
+    Settle(step, r, late);
+  }
+}
+
+absl::Status ProcessWorkers::Form(uint64_t epoch, std::vector<WorkerPeerPtr>& peers,
+                                  Duration timeout) {
+  FormMessage form;
+  form.epoch = epoch;
+  form.attempt = ++attempts_;
+  form.timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+  form.trace = tracing_;
+  for (const WorkerPeerPtr& peer : peers) form.members.push_back(peer->data_address());
+  for (size_t r = 0; r < peers.size(); ++r) {
+    form.rank = static_cast<int32_t>(r);
+    peers[r]->link().Send(form);
+  }
+  std::vector<bool> answered(peers.size());
+  absl::Status first;
+  const Instant deadline = clock_.Now() + timeout + kFormMargin;
+  while (std::find(answered.begin(), answered.end(), false) != answered.end()) {
+    const std::optional<WorkerEvent> event = roster_->NextEvent(deadline);
+    if (!event.has_value() && clock_.Now() >= deadline) break;
+    if (!event.has_value()) continue;
+    const auto at = std::find(peers.begin(), peers.end(), event->peer);
+    if (at == peers.end()) continue;
+    if (!event->message.has_value()) {
+      return absl::UnavailableError(absl::StrCat(event->peer->Name(), " is gone"));
+    }
+    const auto* formed = std::get_if<FormedMessage>(&*event->message);
+    if (formed == nullptr || formed->attempt != form.attempt) continue;
+    answered[static_cast<size_t>(at - peers.begin())] = true;
+    first.Update(formed->status);
+  }
+  for (size_t r = 0; r < peers.size(); ++r) {
+    if (answered[r]) continue;
+    first.Update(absl::DeadlineExceededError(
+        absl::StrCat(peers[r]->Name(), " did not form the ring in time")));
+    roster_->Drop(peers[r], LossReason::kHung,
+                  absl::DeadlineExceededError("it did not form the ring in time"));
+  }
+  return first;
+}
+
+absl::StatusOr<std::vector<int>> ProcessWorkers::Reform(uint64_t epoch) {
+  absl::Status status = absl::UnavailableError("no worker is left");
+  formed_ = false;
+  Duration timeout = kFormTimeout;
+  for (int attempt = 0; attempt < kFormAttempts; ++attempt, timeout *= 2) {
+    if (!roster_->AwaitAny(clock_.Now() + kLastHope)) break;
+    std::vector<WorkerPeerPtr> peers = roster_->Ready();
+    status = Form(epoch, peers, timeout);
+    if (status.ok()) {
+      std::vector<int> from;
+      for (const WorkerPeerPtr& peer : peers) from.push_back(RankOf(*peer));
+      members_ = std::move(peers);
+      formed_ = true;
+      return from;
+    }
+    Log(LogLevel::kWarning, "the ring did not form",
+        {{"epoch", epoch}, {"attempt", attempts_}, {"status", status.ToString()}});
+  }
+  return absl::UnavailableError(status.message());
+}
+
+bool ProcessWorkers::HasNewcomers() {
+  if (std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->gone(); })) {
+    return true;
+  }
+  const std::vector<WorkerPeerPtr> ready = roster_->Ready();
+  return std::any_of(ready.begin(), ready.end(),
+                     [this](const WorkerPeerPtr& peer) { return RankOf(*peer) < 0; });
+}
+
+// Ranks know the model's shape as well as we do.
+absl::StatusOr<Figures> ProcessWorkers::Measure(const ModelShape&) {
+  const MeasureMessage ask{++questions_, std::chrono::milliseconds(kMeasureLimit).count()};
+  for (const WorkerPeerPtr& member : members_) member->link().Send(ask);
+  std::vector<double> numbers;
+  const Instant deadline = clock_.Now() + kMeasureLimit + kStepMargin;
+  for (size_t missing = members_.size(); missing > 0;) {
+    const std::optional<WorkerEvent> event = roster_->NextEvent(deadline);
+    if (!event.has_value() && clock_.Now() >= deadline) {
+      return absl::DeadlineExceededError("the ranks were not measured in time");
+    }
+    if (!event.has_value() || RankOf(*event->peer) < 0) continue;
+    if (!event->message.has_value()) return roster_->HowLost(*event->peer);
+    const auto* answer = std::get_if<MeasuredMessage>(&*event->message);
+    if (answer == nullptr || answer->question != ask.question) continue;
+    RF_RETURN_IF_ERROR(answer->status);
+    if (RankOf(*event->peer) == 0) numbers = answer->figures;
+    --missing;
+  }
+  return FiguresFromNumbers(numbers, ranks());
+}
+
+void ProcessWorkers::Trace(bool on) {
+  tracing_ = on;
+  for (const WorkerPeerPtr& member : members_) member->link().Send(TraceMessage{on});
+}
+
+std::vector<Device::MemoryUse> ProcessWorkers::Memory() {
+  const uint64_t question = ++questions_;
+  for (const WorkerPeerPtr& member : members_) member->link().Send(MemoryMessage{question, {}});
+  std::map<std::string, Device::MemoryUse> sums;
+  size_t missing = members_.size();
+  const Instant deadline = clock_.Now() + kMemoryTimeout;
+  while (missing > 0 && clock_.Now() < deadline) {
+    const std::optional<WorkerEvent> event = roster_->NextEvent(deadline);
+    if (!event.has_value() || RankOf(*event->peer) < 0) continue;
+    if (!event->message.has_value()) {
+      --missing;
+      continue;
+    }
+    const auto* answer = std::get_if<MemoryMessage>(&*event->message);
+    if (answer == nullptr || answer->question != question) continue;
+    --missing;
+    for (const MemoryMessage::Use& use : answer->uses) {
+      Device::MemoryUse& sum = sums[use.what];
+      sum.what = use.what;
+      sum.bytes += use.bytes;
+      sum.peak_bytes += use.peak_bytes;
+    }
+  }
+  std::vector<Device::MemoryUse> out;
+  for (auto& [what, sum] : sums) out.push_back(std::move(sum));
+  return out;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& spec,
+                                                            const Model& model,
+                                                            const ProcessWorkersOptions& options,
+                                                            WorkerMetrics& metrics) {
+  const KvGeometry geometry = KvGeometryOf(
+      model.config(), {.kv_dtype = options.kv_dtype, .page_tokens = options.page_tokens});
+  uint64_t cluster = 0;
+  FillRandom(std::as_writable_bytes(std::span(&cluster, 1)));
+  WelcomeMessage ring;
+  ring.ranks = spec.ranks;
+  ring.cluster = cluster;
+  ring.model_digest = ModelDigest(model.file());
+  ring.dtype = options.dtype;
+  ring.kv_dtype = options.kv_dtype;
+  ring.isa = options.isa;
+  ring.strict = spec.strict;
+  ring.page_tokens = options.page_tokens;
+  ring.pages = spec.pages_per_rank;
+  ring.threads = spec.threads_per_rank;
+  ring.spin_rounds = spec.spin_rounds;
+  ring.expanded_weight_bytes = options.expanded_weight_bytes;
+  ring.gather_bytes = static_cast<int64_t>(spec.gather_bytes);
+  ring.min_round_timeout_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(spec.min_round_timeout).count();
+  ring.heartbeat_timeout_ms =
+      std::chrono::duration_cast<std::chrono::milliseconds>(options.roster.heartbeat_timeout)
+          .count();
+  ring.geometry = geometry;
+  RF_ASSIGN_OR_RETURN(std::unique_ptr<WorkerRoster> roster,
+                      WorkerRoster::Start(options.roster, ring, metrics));
+  Log(LogLevel::kInfo, "awaiting workers",
+      {{"address", roster->address()},
+       {"ranks", spec.ranks},
+       {"started_here", options.roster.start_workers}});
+  RF_RETURN_IF_ERROR(roster->AwaitAll(Clock::Real().Now() + options.roster.join_timeout));
+  auto workers =
+      std::make_unique<ProcessWorkers>(spec, model.config(), geometry, std::move(roster));
+  RF_ASSIGN_OR_RETURN(const std::vector<int> from, workers->Reform(1));
+  if (from.size() != static_cast<size_t>(spec.ranks)) {
+    return absl::UnavailableError("a worker was lost while the ring formed");
+  }
+  return workers;
+}
+
+}  // namespace ringfill

@@ -1,0 +1,36 @@
+// Ranks as processes, on this host or others: the leader's side. This process holds no rank; it
+// sends plans, forwards stops and progress, and collects results. When a worker is lost, the others
+// are told to stop waiting for it at once, and the next Reform goes on without it or with the one
+// that has come in its place.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "engine/compute/cpu_isa.h"
+#include "engine/compute/dtype.h"
+#include "engine/model/model.h"
+#include "engine/worker/worker_roster.h"
+#include "engine/worker/workers.h"
+
+namespace ringfill {
+
+struct ProcessWorkersOptions {
+  RosterOptions roster;
+  // What all ranks compute with; a worker whose CPU lacks the instruction set is refused.
+  DType dtype = DType::kF32;
+  DType kv_dtype = DType::kF32;
+  CpuIsa isa = DetectCpuIsa();
+  int page_tokens = 64;
+  int64_t expanded_weight_bytes = 0;
+};
+
+// Waits until all workers have joined, and forms the ring of epoch 1. The error says which ranks
+// are missing and why. `metrics` outlives the workers; of the model only its description is read.
+absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& spec,
+                                                            const Model& model,
+                                                            const ProcessWorkersOptions& options,
+                                                            WorkerMetrics& metrics);
+
+}  // namespace ringfill

@@ -1,0 +1,44 @@
+// What a rank reports to the leader after a step; result_codec.h has its binary form.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/status.h"
+#include "engine/compute/device.h"
+#include "engine/stream/trace.h"
+
+namespace ringfill {
+
+struct ScoredToken {
+  int chunk = 0;
+  int64_t position = 0;  // of the token that predicts
+  float logprob = 0;     // natural, of the token after it
+};
+
+// A value of a chunk that is not finite.
+struct ChunkFault {
+  int chunk = 0;
+  int layer = 0;
+  int round = -1;  // of the ring; -1: in the products
+};
+
+struct RankStepResult {
+  absl::Status status;
+  double prefill_busy_s = 0, prefill_wait_s = 0;
+  double decode_busy_s = 0, decode_wait_s = 0;
+  int64_t ring_bytes = 0;             // sent
+  double transfer_s = 0;              // the communication lane's time for them
+  std::vector<double> round_seconds;  // transfer time of each ring round
+  WorkCounters work;
+  uint64_t stopped_mask = 0;  // chunks that all ranks stopped working on
+  std::vector<ChunkFault> faults;
+  // Logits of this rank's vocabulary slice: [logit rows][vocab_end - vocab_begin]. Rows: chunks
+  // that want logits and were not stopped, then decodes, in plan order.
+  int64_t vocab_begin = 0, vocab_end = 0;
+  std::vector<float> logits;
+  std::vector<ScoredToken> scores;
+  std::vector<TraceSpan> trace;  // while tracing
+};
+
+}  // namespace ringfill

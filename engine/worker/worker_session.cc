@@ -1,0 +1,325 @@
+#include "engine/worker/worker_session.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/log.h"
+#include "engine/comm/tcp/tcp.h"
+#include "engine/cost/calibrate.h"
+#include "engine/schedule/plan_check.h"
+#include "engine/schedule/plan_codec.h"
+#include "engine/worker/result_codec.h"
+#include "engine/worker/run_step.h"
+
+namespace ringfill {
+namespace {
+
+// A step that does not end after its leader has gone.
+constexpr Duration kLastStep = std::chrono::seconds(10);
+constexpr int kStuckExitCode = 5;
+constexpr Duration kFlush = std::chrono::seconds(2);
+constexpr size_t kMaxQueued = 256;
+
+}  // namespace
+
+struct WorkerSession::Machine {
+  Machine(std::shared_ptr<const Model> model, const WelcomeMessage& welcome, int threads)
+      : kv_dtype(welcome.kv_dtype),
+        cpu_model(std::move(model),
+                  {.dtype = welcome.dtype,
+                   .kv_dtype = welcome.kv_dtype,
+                   .isa = welcome.isa,
+                   .page_tokens = welcome.page_tokens,
+                   .expanded_weight_bytes = welcome.expanded_weight_bytes,
+                   .ranks = 1,
+                   .strict = welcome.strict},
+                  Clock::Real()),
+        device(cpu_model, {.pages = welcome.pages,
+                           .threads = threads > 0 ? threads : welcome.threads,
+                           .spin_rounds = welcome.spin_rounds}),
+        rank({.model = cpu_model.config(),
+              .geometry = cpu_model.geometry(),
+              .min_round_timeout = std::chrono::milliseconds(welcome.min_round_timeout_ms),
+              .gather_bytes = static_cast<size_t>(welcome.gather_bytes)},
+             device, nullptr) {}
+
+  const DType kv_dtype;
+  CpuModel cpu_model;
+  CpuDevice device;
+  Rank rank;
+};
+
+WorkerSession::WorkerSession(const SessionParts& parts, std::unique_ptr<Connection> connection)
+    : parts_(parts),
+      link_(std::make_unique<ControlLink>(
+          std::move(connection), kDefaultHeartbeatTimeout,
+          ControlLink::Handler{.on_message = [this](ControlMessage m) { OnMessage(std::move(m)); },
+                               .on_end = [this](const absl::Status& why) { OnEnd(why); }})) {}
+
+WorkerSession::~WorkerSession() {
+  link_.reset();
+  {
+    MutexLock lock(&mutex_);
+    finished_ = true;
+    changed_.SignalAll();
+  }
+  if (watchdog_.joinable()) watchdog_.join();
+  MutexLock lock(&mutex_);
+  comm_.reset();  // before the device that its trace goes to
+}
+
+WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
+  watchdog_ = std::thread([this] { Watch(); });
+  link_->Start();
+  link_->Send(join);
+  while (std::optional<ControlMessage> next = Next()) {
+    if (const auto* refused = std::get_if<RefusedMessage>(&*next)) {
+      Log(refused->try_again ? LogLevel::kWarning : LogLevel::kError,
+          "the leader refuses this worker", {{"reason", refused->reason}});
+      return refused->try_again ? End::kTryAgain : End::kRefused;
+    }
+    if (const auto* welcome = std::get_if<WelcomeMessage>(&*next)) {
+      if (machine_ != nullptr) continue;
+      const std::string objection = Object(join, *welcome);
+      if (objection.empty()) {
+        Welcome(*welcome);
+        continue;
+      }
+      Log(LogLevel::kError, "this worker refuses the leader", {{"reason", objection}});
+      link_->Send(RefusedMessage{false, objection});
+      link_->Flush(Clock::Real().Now() + kFlush);
+      return End::kRefused;
+    }
+    if (machine_ == nullptr) continue;  // nothing else before WELCOME
+    if (const auto* form = std::get_if<FormMessage>(&*next)) Form(*form);
+    if (const auto* step = std::get_if<StepMessage>(&*next)) RunStep(*step);
+    if (const auto* memory = std::get_if<MemoryMessage>(&*next)) AnswerMemory(memory->question);
+    if (const auto* measure = std::get_if<MeasureMessage>(&*next)) Measure(*measure);
+    if (const auto* trace = std::get_if<TraceMessage>(&*next)) {
+      machine_->device.trace().Enable(trace->on);
+    }
+  }
+  MutexLock lock(&mutex_);
+  if (goodbye_) return End::kGoodbye;
+  Log(LogLevel::kWarning, "the leader is gone", {{"reason", std::string(ended_->message())}});
+  return End::kLost;
+}
+
+void WorkerSession::Leave(const std::string& reason) {
+  {
+    MutexLock lock(&mutex_);
+    goodbye_ = true;
+  }
+  link_->Send(ByeMessage{reason});
+  link_->Flush(Clock::Real().Now() + kFlush);
+  link_->Close(absl::CancelledError(reason));
+}
+
+void WorkerSession::OnMessage(ControlMessage message) {
+  if (const auto* stop = std::get_if<StopMessage>(&message)) {
+    MutexLock lock(&mutex_);
+    stop_ = *stop;
+    return;
+  }
+  if (const auto* abort = std::get_if<AbortMessage>(&message)) {
+    {
+      MutexLock lock(&mutex_);
+      if (abort->epoch != epoch_) return;
+    }
+    return AbortRing(abort->status);
+  }
+  if (std::get_if<ByeMessage>(&message) != nullptr) {
+    {
+      MutexLock lock(&mutex_);
+      goodbye_ = true;
+    }
+    return link_->Close(absl::CancelledError("the leader said goodbye"));
+  }
+  MutexLock lock(&mutex_);
+  if (queue_.size() < kMaxQueued) queue_.push_back(std::move(message));
+  changed_.SignalAll();
+}
+
+void WorkerSession::OnEnd(const absl::Status& why) {
+  {
+    MutexLock lock(&mutex_);
+    ended_ = why;
+    changed_.SignalAll();
+  }
+  AbortRing(absl::UnavailableError(absl::StrCat("the leader is gone: ", why.message())));
+}
+
+void WorkerSession::AbortRing(const absl::Status& status) {
+  MutexLock lock(&mutex_);
+  if (comm_ != nullptr) comm_->Abort(status);
+  if (cpu_model_ != nullptr) cpu_model_->Abort(status);
+}
+
+// The process must not outlive its leader, whatever its step is busy with.
+void WorkerSession::Watch() {
+  MutexLock lock(&mutex_);
+  while (!finished_ && !ended_.has_value()) changed_.Wait(&mutex_);
+  const Instant limit = Clock::Real().Now() + kLastStep;
+  while (!finished_ && Clock::Real().Now() < limit) changed_.WaitUntil(&mutex_, limit);
+  if (finished_) return;
+  Log(LogLevel::kError, "the leader is gone and the step does not end: the process exits");
+  _exit(kStuckExitCode);
+}
+
+std::optional<ControlMessage> WorkerSession::Next() {
+  MutexLock lock(&mutex_);
+  while (queue_.empty() && !ended_.has_value()) changed_.Wait(&mutex_);
+  // What came before the end may say why it came.
+  if (queue_.empty()) return std::nullopt;
+  ControlMessage message = std::move(queue_.front());
+  queue_.pop_front();
+  const bool worth_it = !ended_.has_value() || std::holds_alternative<RefusedMessage>(message);
+  if (!worth_it) return std::nullopt;
+  return message;
+}
+
+std::string WorkerSession::Object(const JoinMessage& join, const WelcomeMessage& welcome) const {
+  std::string mismatch = JoinMismatch(welcome, join);
+  if (!mismatch.empty()) return mismatch;
+  const KvGeometry own = KvGeometryOf(
+      parts_.model->config(), {.kv_dtype = welcome.kv_dtype, .page_tokens = welcome.page_tokens});
+  return GeometryMismatch(welcome.geometry, own);
+}
+
+void WorkerSession::Welcome(const WelcomeMessage& welcome) {
+  cluster_ = welcome.cluster;
+  link_->SetSilenceLimit(std::chrono::milliseconds(welcome.heartbeat_timeout_ms));
+  machine_ = std::make_unique<Machine>(parts_.model, welcome, parts_.threads);
+  {
+    MutexLock lock(&mutex_);
+    cpu_model_ = &machine_->cpu_model;
+  }
+  link_->Send(ReadyMessage{welcome.dtype, welcome.kv_dtype, machine_->cpu_model.isa(),
+                           machine_->cpu_model.geometry()});
+}
+
+absl::StatusOr<std::shared_ptr<Communicator>> WorkerSession::MakeRing(const FormMessage& form) {
+  RF_ASSIGN_OR_RETURN(
+      std::unique_ptr<Communicator> comm,
+      FormTcpGroup(parts_.listener,
+                   {.rank = form.rank,
+                    .members = form.members,
+                    .cluster = cluster_,
+                    .epoch = form.attempt,
+                    .secret = &parts_.secret,
+                    .deadline = Clock::Real().Now() + std::chrono::milliseconds(form.timeout_ms)}));
+  return std::shared_ptr<Communicator>(std::move(comm));
+}
+
+void WorkerSession::Form(const FormMessage& form) {
+  std::shared_ptr<Communicator> old;
+  {
+    MutexLock lock(&mutex_);
+    old.swap(comm_);
+  }
+  old.reset();  // its connections close before the others wait for ours
+  absl::StatusOr<std::shared_ptr<Communicator>> ring = MakeRing(form);
+  if (ring.ok()) {
+    TraceBuffer& trace = machine_->device.trace();
+    trace.Enable(form.trace);
+    (*ring)->TraceTo(&trace);
+    machine_->rank.Join(ring->get());
+    machine_->device.Recover();
+    machine_->cpu_model.StartEpoch(1);
+    SetLogContext({{"process", "worker"}, {"rank", form.rank}, {"epoch", form.epoch}});
+    MutexLock lock(&mutex_);
+    comm_ = *ring;
+    epoch_ = form.epoch;
+    if (ended_.has_value()) comm_->Abort(absl::UnavailableError("the leader is gone"));
+  }
+  Log(ring.ok() ? LogLevel::kInfo : LogLevel::kWarning,
+      ring.ok() ? "in the ring" : "the ring did not form",
+      {{"ranks", form.members.size()}, {"status", ring.status().ToString()}});
+  link_->Send(FormedMessage{form.attempt, ring.status()});
+}
+
+bool WorkerSession::ShouldStop(const StepPlan& plan, int chunk) {
+  MutexLock lock(&mutex_);
+  return stop_.epoch == plan.epoch && stop_.step == plan.step && ((stop_.chunks >> chunk) & 1);
+}
+
+void WorkerSession::RunStep(const StepMessage& message) {
+  const absl::StatusOr<StepPlan> plan = DecodePlan(message.plan);
+  RankStepResult result;
+  bool formed;
+  uint64_t epoch;
+  {
+    MutexLock lock(&mutex_);
+    formed = comm_ != nullptr;
+    epoch = epoch_;
+  }
+  if (!plan.ok()) {
+    result.status = plan.status();
+  } else if (!formed || plan->epoch != epoch) {
+    result.status = absl::FailedPreconditionError(
+        absl::StrCat("a plan of epoch ", plan->epoch, ", this worker is at ", epoch));
+  } else if (absl::Status safe = CheckPlan(*plan, LimitsOfPlans()); !safe.ok()) {
+    result.status = std::move(safe);
+  } else {
+    const StepControl control{.should_stop = [&](int chunk) { return ShouldStop(*plan, chunk); },
+                              .on_layer =
+                                  [&](int layers) {
+                                    link_->Send(ProgressMessage{plan->epoch, plan->step, layers});
+                                  }};
+    result = ringfill::RunStep(machine_->rank, *plan, control);
+  }
+  if (!result.status.ok()) {
+    Log(LogLevel::kWarning, "a step failed here", {{"status", result.status.ToString()}});
+  }
+  link_->Send(
+      ResultMessage{plan.ok() ? plan->epoch : 0, plan.ok() ? plan->step : 0, EncodeResult(result)});
+}
+
+PlanLimits WorkerSession::LimitsOfPlans() const {
+  const KvGeometry& geometry = machine_->cpu_model.geometry();
+  const int ranks = machine_->rank.ranks();
+  return {.ranks = ranks,
+          .page_tokens = geometry.page_tokens,
+          .pages_per_rank = machine_->device.pages(),
+          .vocab = parts_.model->config().vocab,
+          // No sequence is longer than all pages hold.
+          .max_positions = machine_->device.pages() * ranks * geometry.page_tokens};
+}
+
+absl::StatusOr<std::vector<double>> WorkerSession::MeasureFigures(Duration limit) {
+  {
+    MutexLock lock(&mutex_);
+    if (comm_ == nullptr) return absl::FailedPreconditionError("no ring is formed");
+  }
+  CalibrateOptions options;
+  options.shape =
+      ModelShape::Of(*parts_.model, static_cast<int64_t>(DTypeBytes(machine_->kv_dtype)),
+                     machine_->cpu_model.geometry().page_tokens);
+  options.deadline = Clock::Real().Now() + limit;
+  machine_->device.SetWaitLimit(limit);
+  RF_ASSIGN_OR_RETURN(const Figures figures,
+                      MeasureRank(machine_->device, machine_->rank.comm(), options));
+  return machine_->rank.index() == 0 ? FiguresToNumbers(figures) : std::vector<double>();
+}
+
+void WorkerSession::Measure(const MeasureMessage& ask) {
+  absl::StatusOr<std::vector<double>> figures =
+      MeasureFigures(std::chrono::milliseconds(ask.timeout_ms));
+  if (!figures.ok()) AbortRing(figures.status());
+  link_->Send(MeasuredMessage{ask.question, figures.status(),
+                              figures.ok() ? *std::move(figures) : std::vector<double>()});
+}
+
+void WorkerSession::AnswerMemory(uint64_t question) {
+  MemoryMessage answer{question, {}};
+  const size_t weights = machine_->cpu_model.weights().bytes();
+  answer.uses.push_back({"expanded weights", weights, weights});
+  for (const Device::MemoryUse& use : machine_->device.Memory()) {
+    answer.uses.push_back({use.what, use.bytes, use.peak_bytes});
+  }
+  link_->Send(answer);
+}
+
+}  // namespace ringfill

@@ -1,0 +1,86 @@
+// A worker's connection to its leader, from WELCOME on: makes the rank that it was welcomed as, and
+// forms rings and runs steps when told to.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "absl/base/thread_annotations.h"
+#include "base/mutex.h"
+#include "engine/comm/tcp/listener.h"
+#include "engine/comm/tcp/secret.h"
+#include "engine/compute/cpu/cpu_device.h"
+#include "engine/compute/cpu/cpu_model.h"
+#include "engine/schedule/plan_check.h"
+#include "engine/worker/control_link.h"
+#include "engine/worker/control_message.h"
+#include "engine/worker/rank.h"
+
+namespace ringfill {
+
+struct SessionParts {
+  std::shared_ptr<const Model> model;
+  Listener& listener;  // of the ring's connections
+  const Secret& secret;
+  int threads = 0;  // 0: what the leader says
+};
+
+// Run is called by one thread, which becomes the rank's host thread.
+class WorkerSession {
+ public:
+  // What the connection ended with.
+  enum class End { kGoodbye, kRefused, kTryAgain, kLost };
+
+  WorkerSession(const SessionParts& parts, std::unique_ptr<Connection> connection);
+  ~WorkerSession();
+
+  End Run(const JoinMessage& join);
+  // Leaves. Any thread.
+  void Leave(const std::string& reason);
+
+ private:
+  // What leads from WELCOME to a rank.
+  struct Machine;
+
+  void OnMessage(ControlMessage message);
+  void OnEnd(const absl::Status& why);
+  // The next message for the rank's thread; nothing at the end of the connection.
+  std::optional<ControlMessage> Next();
+  // A reason not to serve this leader; empty: none.
+  std::string Object(const JoinMessage& join, const WelcomeMessage& welcome) const;
+  void Welcome(const WelcomeMessage& welcome);
+  void Form(const FormMessage& form);
+  absl::StatusOr<std::shared_ptr<Communicator>> MakeRing(const FormMessage& form);
+  void RunStep(const StepMessage& message);
+  // What a plan for this rank may ask, whoever wrote it.
+  PlanLimits LimitsOfPlans() const;
+  bool ShouldStop(const StepPlan& plan, int chunk);
+  void AnswerMemory(uint64_t question);
+  void Measure(const MeasureMessage& ask);
+  absl::StatusOr<std::vector<double>> MeasureFigures(Duration limit);
+  void AbortRing(const absl::Status& status);
+  void Watch();
+
+  const SessionParts parts_;
+  uint64_t cluster_ = 0;
+  std::unique_ptr<Machine> machine_;
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::deque<ControlMessage> queue_ ABSL_GUARDED_BY(mutex_);
+  std::optional<absl::Status> ended_ ABSL_GUARDED_BY(mutex_);
+  bool goodbye_ ABSL_GUARDED_BY(mutex_) = false;
+  bool finished_ ABSL_GUARDED_BY(mutex_) = false;  // Run is through
+  uint64_t epoch_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);
+  CpuModel* cpu_model_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  StopMessage stop_ ABSL_GUARDED_BY(mutex_);
+
+  std::thread watchdog_;
+  std::unique_ptr<ControlLink> link_;  // last: its threads use the others
+};
+
+}  // namespace ringfill

@@ -1,0 +1,205 @@
+#include "server/app/worker.h"
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <iostream>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "CLI/CLI.hpp"
+#include "engine/worker/worker_process.h"
+#include "server/app/config.h"
+#include "server/app/engine_options.h"
+#include "server/app/exit_codes.h"
+#include "server/app/file_limit.h"
+#include "server/app/logging.h"
+#include "server/app/signals.h"
+#include "server/text.h"
+
+namespace ringfill {
+namespace {
+
+constexpr char kHelp[] =
+    R"(One rank of a daemon whose ring.transport is processes. The daemon starts its workers itself
+unless ring.start_workers is false: then start one for each rank, on this host or others. All take
+part with the same model file and the same secret.
+
+On the daemon's host:
+  head -c 32 /dev/urandom | base64 > secret && chmod 600 secret
+  ringfilld --set model.path=model.gguf --set ranks.count=2 --set ring.transport=processes \
+    --set ring.start_workers=false --set ring.listen=10.0.0.1:7000 --set ring.secret_file=secret
+
+For each rank, where it is to run:
+  ringfilld worker --leader 10.0.0.1:7000 --rank 0 --secret-file secret --model model.gguf
+  ringfilld worker --leader 10.0.0.1:7000 --rank 1 --secret-file secret --model model.gguf \
+    --set compute.threads=16
+
+What a worker computes with comes from the daemon. Of the configuration it reads model.path,
+compute.threads, ring.secret_file, ring.join_timeout_s and log.level; compute.dtype, kv.dtype and
+compute.isa when they are not auto: it refuses a daemon that has others.
+
+A worker started by hand that loses its daemon calls again for ring.join_timeout_s, then ends.
+SIGTERM or SIGINT make it leave the ring; the others go on. One that the daemon started ends with
+the daemon and ignores both.
+
+Exit codes: 0 told to stop or sent home, 2 bad usage, 3 the model cannot be loaded, 4 refused: it
+does not fit the daemon (its log says why), 5 the daemon is gone or cannot be reached.)";
+
+struct RawOptions {
+  std::string leader;
+  int rank = 0;
+  std::string secret_file;
+  int secret_fd = -1;
+  std::string model;
+  std::string config_file;
+  std::string listen_host;
+  std::vector<std::string> settings;
+};
+
+// To its end; the pipe of the daemon that started us.
+absl::StatusOr<Secret> ReadSecret(int fd) {
+  std::string bytes;
+  char buffer[Secret::kMaxBytes + 1];
+  while (bytes.size() <= Secret::kMaxBytes) {
+    const ssize_t n = read(fd, buffer, sizeof(buffer));
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) break;
+    bytes.append(buffer, static_cast<size_t>(n));
+  }
+  close(fd);
+  return Secret::FromBytes(bytes);
+}
+
+absl::StatusOr<Config> ReadConfig(const RawOptions& raw) {
+  Config config = DefaultConfig();
+  if (!raw.config_file.empty()) RF_RETURN_IF_ERROR(ApplyConfigFile(raw.config_file, config));
+  for (const std::string& setting : raw.settings) {
+    RF_RETURN_IF_ERROR(ApplySetting(setting, config));
+  }
+  if (!raw.model.empty()) config.model_path = raw.model;
+  if (!raw.secret_file.empty()) config.ring_secret_file = raw.secret_file;
+  RF_RETURN_IF_ERROR(SettleConfig(config));
+  return config;
+}
+
+WantedDType Wanted(const std::optional<DType>& dtype) {
+  if (!dtype.has_value()) return WantedDType::kAny;
+  return *dtype == DType::kF32 ? WantedDType::kF32 : WantedDType::kBF16;
+}
+
+absl::StatusOr<WorkerOptions> ToWorkerOptions(const RawOptions& raw, const Config& config) {
+  RF_ASSIGN_OR_RETURN(const EngineOptions engine, ToEngineOptions(config));
+  if (raw.secret_fd < 0 && config.ring_secret_file.empty()) {
+    return absl::InvalidArgumentError("give --secret-file FILE, the daemon's ring.secret_file");
+  }
+  RF_ASSIGN_OR_RETURN(Secret secret, raw.secret_fd >= 0
+                                         ? ReadSecret(raw.secret_fd)
+                                         : Secret::FromFile(config.ring_secret_file));
+  return WorkerOptions{.leader = raw.leader,
+                       .rank = raw.rank,
+                       .secret = std::move(secret),
+                       .model_path = config.model_path,
+                       .threads = static_cast<int>(config.compute_threads),
+                       .dtype = Wanted(engine.dtype),
+                       .kv_dtype = Wanted(engine.kv_dtype),
+                       .best_isa = engine.isa,
+                       .data_host = raw.listen_host,
+                       .rejoin = raw.secret_fd < 0,
+                       .join_limit = std::chrono::duration_cast<Duration>(
+                           std::chrono::duration<double>(config.ring_join_timeout_s))};
+}
+
+int ExitCode(WorkerEnd end) {
+  switch (end) {
+    case WorkerEnd::kGoodbye:
+      return kExitOk;
+    case WorkerEnd::kBadModel:
+      return kExitModel;
+    case WorkerEnd::kRefused:
+      return kExitRefused;
+    case WorkerEnd::kLeaderGone:
+      return kExitLeaderGone;
+  }
+  return kExitLeaderGone;
+}
+
+// Its daemon drains when the terminal or a supervisor signals all processes, and needs it then.
+int ServeDaemon(WorkerOptions options) {
+  for (const int number : {SIGTERM, SIGINT, SIGPIPE}) signal(number, SIG_IGN);
+  return ExitCode(WorkerProcess(std::move(options)).Run());
+}
+
+int ServeUntilSignal(WorkerOptions options) {
+  StopSignals signals;  // before any thread starts
+  WorkerProcess worker(std::move(options));
+  std::thread stopper([&] {
+    signals.WaitFirst();
+    worker.Stop();
+  });
+  const int code = ExitCode(worker.Run());
+  kill(getpid(), SIGTERM);  // for the stopper, when none has come
+  stopper.join();
+  return code;
+}
+
+void AddOptions(CLI::App& app, RawOptions& raw) {
+  app.add_option("--leader", raw.leader, "Where the daemon awaits its workers (ring.listen)")
+      ->type_name("HOST:PORT")
+      ->required();
+  app.add_option("--rank", raw.rank, "Which of the daemon's ranks this is, from 0")
+      ->type_name("K")
+      ->check(CLI::Range(0, kMaxMembers - 1))
+      ->required();
+  app.add_option("--secret-file", raw.secret_file,
+                 "The shared secret; only you may be able to read it (chmod 600)")
+      ->type_name("FILE");
+  app.add_option("--secret-fd", raw.secret_fd, "")->group("");
+  app.add_option("--model", raw.model, "The model, as --set model.path=FILE")->type_name("FILE");
+  app.add_option("--listen", raw.listen_host,
+                 "Where other ranks reach this one; the default is the address from which it "
+                 "calls the daemon")
+      ->type_name("HOST");
+  app.add_option("--config", raw.config_file, "YAML file with the configuration")
+      ->type_name("FILE");
+  app.add_option("--set", raw.settings, "Sets one configuration key; wins over the file")
+      ->type_name("KEY=VALUE")
+      ->expected(1)
+      ->take_all();
+}
+
+int Complain(std::string_view what) {
+  std::cerr << "ringfilld worker: " << what << "\nTry: ringfilld worker --help\n";
+  return kExitConfig;
+}
+
+}  // namespace
+
+int RunWorker(int argc, const char* const* argv) {
+  CLI::App app(kHelp, "ringfilld worker");
+  RawOptions raw;
+  AddOptions(app, raw);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& e) {
+    if (e.get_exit_code() == 0) return app.exit(e, std::cout, std::cerr);
+    return Complain(e.what());
+  }
+  const absl::StatusOr<Config> config = ReadConfig(raw);
+  if (!config.ok()) return Complain(StdPiece(config.status().message()));
+  absl::StatusOr<WorkerOptions> options = ToWorkerOptions(raw, *config);
+  if (!options.ok()) return Complain(StdPiece(options.status().message()));
+  SetUpLogging(config->log_level);
+  RaiseFileLimit();
+  prctl(PR_SET_NAME, Concat("rf-worker-", raw.rank).c_str());
+  return raw.secret_fd >= 0 ? ServeDaemon(*std::move(options))
+                            : ServeUntilSignal(*std::move(options));
+}
+
+}  // namespace ringfill

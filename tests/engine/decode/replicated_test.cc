@@ -1,0 +1,112 @@
+// Replicated tokens over any number of ranks against the plain reference.
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "tests/testing/pass_test_model.h"
+
+namespace ringfill {
+namespace {
+
+constexpr int kPage = 16;
+
+class ReplicatedTest : public testing::TestWithParam<int> {};
+
+TEST_P(ReplicatedTest, DecodesAcrossEveryPageAndStripeBound) {
+  const int n = GetParam();
+  const PassTestModel& text = TinyText();
+  for (const PlacementSpec& spec : {SnakeSpec(n, 2 * kPage), TokenStripesSpec(n), SnakeSpec(n, 24),
+                                    PlacementSpec{kPage, {n - 1}}}) {
+    RingHarness ring(text.model, {.ranks = n});
+    const auto& prompt = ring.AddSequence(text.Prefix(150), spec);
+    for (int64_t position = 0; position < 150; ++position) {
+      StepPlan plan = ring.NewPlan();
+      ring.AddDecode(plan, prompt, position);
+      const auto logits = ring.Logits(ring.Run(plan));
+      ASSERT_EQ(logits.size(), 1u);
+      ExpectLogitsNear(logits[0], text.logits[static_cast<size_t>(position)]);
+    }
+  }
+}
+
+TEST_P(ReplicatedTest, ChunksAndDecodesBeyondOneBatch) {
+  const int n = GetParam();
+  const PassTestModel& text = TinyText();
+  RingHarness ring(text.model, {.ranks = n, .pages_per_rank = 1024});
+  StepPlan before = ring.NewPlan();
+  StepPlan plan = ring.NewPlan();
+  std::vector<int64_t> ends;
+  for (const int64_t length : {256, 1, 200, 3}) {
+    const auto& prompt = ring.AddSequence(text.Prefix(length + 20), SnakeSpec(n, kPage));
+    ring.AddChunk(before, prompt, {{0, 20}}, TokenMode::kReplicated, RingStrategy::kPassKv)
+        .wants_logits = false;
+    ring.AddChunk(plan, prompt, {{20, 20 + length}}, TokenMode::kReplicated, RingStrategy::kPassKv);
+    ends.push_back(20 + length);
+  }
+  for (int64_t length = 1; length <= 40; ++length) {
+    const auto& prompt = ring.AddSequence(text.Prefix(length + 1), TokenStripesSpec(n));
+    ring.AddChunk(before, prompt, {{0, length}}, TokenMode::kHome, RingStrategy::kPassKv)
+        .wants_logits = false;
+    ring.AddDecode(plan, prompt, length);
+    ends.push_back(length + 1);
+  }
+  EXPECT_TRUE(ring.Logits(ring.Run(before)).empty());
+  const auto results = ring.Run(plan);
+  const auto logits = ring.Logits(results);
+  ASSERT_EQ(logits.size(), ends.size());
+  for (size_t i = 0; i < ends.size(); ++i) {
+    SCOPED_TRACE(i);
+    ExpectLogitsNear(logits[i], text.logits[static_cast<size_t>(ends[i] - 1)]);
+  }
+  for (const RankStepResult& result : results) {
+    EXPECT_GT(result.decode_busy_s, 0);
+    EXPECT_TRUE(result.faults.empty());
+  }
+}
+
+TEST_P(ReplicatedTest, HolesAreFilled) {
+  const int n = GetParam();
+  const PassTestModel& text = TinyText();
+  RingHarness ring(text.model, {.ranks = n});
+  const auto& prompt = ring.AddSequence(text.Prefix(130), SnakeSpec(n, kPage));
+  StepPlan cold = ring.NewPlan();
+  ring.AddChunk(cold, prompt, {{0, 120}}, TokenMode::kReplicated, RingStrategy::kPassKv);
+  ring.Run(cold);
+  StepPlan fill = ring.NewPlan();
+  const Placement placement(n, kPage);
+  for (const int64_t lost : {32, 80}) {
+    const auto home = static_cast<size_t>(placement.Home(lost));
+    fill.freed[home].push_back(
+        prompt.pages[home][static_cast<size_t>(placement.LocalToken(lost) / kPage)]);
+  }
+  ring.AddChunk(fill, prompt, {{32, 48}, {80, 96}, {120, 130}}, TokenMode::kReplicated,
+                RingStrategy::kPassKv);
+  const auto results = ring.RunEach(std::vector<StepPlan>(static_cast<size_t>(n), fill));
+  const auto logits = ring.Logits(results);
+  ASSERT_EQ(logits.size(), 1u);
+  ExpectLogitsNear(logits[0], text.logits[129]);
+}
+
+TEST_P(ReplicatedTest, AFaultIsNamedAndStaysWithItsChunk) {
+  const int n = GetParam();
+  const PassTestModel& text = TinyText();
+  RingHarness ring(text.model, {.ranks = n});
+  const auto& sound = ring.AddSequence(text.Prefix(30), SnakeSpec(n, kPage));
+  const auto& broken = ring.AddSequence(text.Prefix(60), SnakeSpec(n, kPage));
+  StepPlan plan = ring.NewPlan();
+  ring.AddChunk(plan, sound, {{0, 30}}, TokenMode::kReplicated, RingStrategy::kPassKv);
+  // Its prefix was never computed: its pages hold NaN.
+  ring.AddChunk(plan, broken, {{40, 60}}, TokenMode::kReplicated, RingStrategy::kPassKv);
+  const auto results = ring.Run(plan);
+  const auto logits = ring.Logits(results);
+  ASSERT_EQ(logits.size(), 2u);
+  ExpectLogitsNear(logits[0], text.logits[29]);
+  for (const RankStepResult& result : results) {
+    ASSERT_EQ(result.faults.size(), 1u);
+    EXPECT_EQ(result.faults[0].chunk, 1);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, ReplicatedTest, testing::Values(1, 2, 3, 4, 5));
+
+}  // namespace
+}  // namespace ringfill

@@ -1,0 +1,211 @@
+// Worker processes that are killed, stopped or starved, and leaders that are killed.
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <random>
+#include <thread>
+
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/engine/engine_cases.h"
+#include "tests/engine/worker/process_ring.h"
+
+namespace ringfill {
+namespace {
+
+constexpr int kRounds = 60;
+constexpr size_t kPromptTokens = 3000;
+constexpr int kNewTokens = 24;
+// From the kill to the request's end, and how much of it is not the repair's: computing the rest.
+constexpr double kOutcomeSeconds = 5;
+
+size_t RingSize(ProcessRing& ring) { return ring.engine().Status().ranks.size(); }
+
+// Short requests until the ring is whole again: newcomers come in between steps.
+bool AwaitWhole(ProcessRing& ring, size_t ranks) {
+  return Eventually([&] {
+    ring.runner().Run(Greedy({5, 6, 7}, 1));
+    return RingSize(ring) == ranks;
+  });
+}
+
+double LostTotal(ProcessRing& ring) {
+  double sum = 0;
+  for (const Counter* counter : ring.worker_metrics().lost) sum += counter->Value();
+  return sum;
+}
+
+// Reads events until `n` of them have come or the request has ended.
+void ReadEvents(Client& client, int n, Outcome& outcome, bool& ended) {
+  for (int i = 0; i < n && !ended; ++i) {
+    RequestEvent event = client.Next();
+    if (auto* token = std::get_if<TokenEvent>(&event)) outcome.tokens.push_back(*token);
+    if (auto* failed = std::get_if<FailedEvent>(&event)) outcome.status = failed->status;
+    ended = std::holds_alternative<FailedEvent>(event) || std::holds_alternative<DoneEvent>(event);
+  }
+}
+
+struct Tally {
+  int right = 0, unavailable = 0, killed = 0;
+  double slowest_s = 0;
+};
+
+// One request during which a worker is killed: after some of its events, and a random moment more.
+void KillDuringRequest(ProcessRing& ring, int ranks, const std::vector<TokenId>& prompt,
+                       const std::vector<TokenId>& expected, std::mt19937& rng, Tally& tally) {
+  const int64_t recomputed = ring.engine().Status().recomputed_tokens;
+  auto client = Client::Start(ring.engine(), Greedy(prompt, kNewTokens));
+  ASSERT_TRUE(client.ok()) << client.status();
+  Outcome outcome;
+  bool ended = false;
+  // Some two dozen of progress, then as many tokens: kills hit the prefill and the decode alike.
+  ReadEvents(**client, static_cast<int>(rng() % 45), outcome, ended);
+  const Instant moment = Clock::Real().Now() + std::chrono::microseconds(rng() % 20000);
+  while (Clock::Real().Now() < moment) {
+  }
+  const auto pids = ring.Pids();
+  const int victim = static_cast<int>(rng() % static_cast<uint32_t>(ranks));
+  ASSERT_TRUE(pids.contains(victim));
+  const Instant killed = Clock::Real().Now();
+  kill(pids.at(victim), SIGKILL);
+  ++tally.killed;
+  ReadEvents(**client, 1 << 20, outcome, ended);
+  tally.slowest_s = std::max(tally.slowest_s, Seconds(Clock::Real().Now() - killed));
+  if (!outcome.status.ok()) {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kUnavailable) << outcome.status;
+    ++tally.unavailable;
+    return;
+  }
+  EXPECT_EQ(outcome.ids(), expected);
+  ++tally.right;
+  const int64_t again = ring.engine().Status().recomputed_tokens - recomputed;
+  const auto tokens = static_cast<int64_t>(prompt.size()) + kNewTokens;
+  EXPECT_LE(again, tokens / ranks + 256);
+}
+
+TEST(ProcessFailureTest, KilledWorkersCostTheirShareAndAreReplaced) {
+  constexpr int kRanks = 3;
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  ProcessRing ring(path, SmallOptions(kRanks), RosterForTests(path));
+  const auto prompt = RandomPrompt(kPromptTokens, tiny.vocab, 3);
+  const Outcome whole = ring.runner().Run(Greedy(prompt, kNewTokens));
+  ASSERT_EQ(whole.tokens.size(), static_cast<size_t>(kNewTokens));
+  ExpectMatchesReference(ring.engine().model(), prompt, whole, 1e-3);
+  std::mt19937 rng(17);
+  Tally tally;
+  for (int round = 0; round < kRounds; ++round) {
+    SCOPED_TRACE(round);
+    KillDuringRequest(ring, kRanks, prompt, whole.ids(), rng, tally);
+    // The next request is served, whatever became of this one, and the replacement comes.
+    EXPECT_TRUE(ring.runner().Run(Greedy({9, 8, 7}, 2)).status.ok());
+    ASSERT_TRUE(AwaitWhole(ring, kRanks));
+  }
+  std::printf("%d killed: %d right, %d unavailable, slowest outcome %.2f s\n", tally.killed,
+              tally.right, tally.unavailable, tally.slowest_s);
+  EXPECT_EQ(tally.right + tally.unavailable, kRounds);
+  EXPECT_GE(tally.right, kRounds * 8 / 10);
+  EXPECT_LT(tally.slowest_s, kOutcomeSeconds);
+  EXPECT_EQ(ring.worker_metrics().lost[static_cast<size_t>(LossReason::kSignal)]->Value(),
+            tally.killed);
+  EXPECT_EQ(LostTotal(ring), tally.killed);
+  EXPECT_EQ(ring.worker_metrics().started.Value(), kRanks + tally.killed);
+  EXPECT_EQ(ring.runner().PagesUsedWhenIdle(), 0);
+}
+
+TEST(ProcessFailureTest, TheOnlyWorkerIsReplaced) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  ProcessRing ring(path, SmallOptions(1), RosterForTests(path));
+  const auto prompt = RandomPrompt(600, tiny.vocab, 3);
+  auto client = Client::Start(ring.engine(), Greedy(prompt, 200));
+  ASSERT_TRUE(client.ok());
+  Outcome outcome;
+  bool ended = false;
+  ReadEvents(**client, 10, outcome, ended);
+  kill(ring.Pids().at(0), SIGKILL);
+  ReadEvents(**client, 1 << 20, outcome, ended);
+  if (outcome.status.ok()) {
+    EXPECT_EQ(outcome.tokens.size(), 200u);
+  } else {
+    EXPECT_EQ(outcome.status.code(), absl::StatusCode::kUnavailable);
+  }
+  ASSERT_TRUE(AwaitWhole(ring, 1));
+  ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 4)), 1e-3);
+}
+
+TEST(ProcessFailureTest, AWorkerLostWhileNothingRunsCostsNoRequest) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  ProcessRing ring(path, SmallOptions(3), RosterForTests(path));
+  ASSERT_TRUE(ring.engine().WaitIdle(std::chrono::seconds(10)));
+  kill(ring.Pids().at(1), SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return LostTotal(ring) == 1; }));
+  const auto prompt = RandomPrompt(600, tiny.vocab, 3);
+  const Outcome outcome = ring.runner().Run(Greedy(prompt, 4));
+  ExpectMatchesReference(ring.engine().model(), prompt, outcome, 1e-3);
+  EXPECT_EQ(ring.engine().Status().failed_steps, 0);
+}
+
+TEST(ProcessFailureTest, AStoppedWorkerIsNoticedAndReplaced) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  RosterOptions roster = RosterForTests(path);
+  roster.heartbeat_timeout = std::chrono::milliseconds(1500);
+  ProcessRing ring(path, SmallOptions(3), roster);
+  const auto prompt = RandomPrompt(kPromptTokens, tiny.vocab, 3);
+  for (int victim = 0; victim < 3; ++victim) {
+    SCOPED_TRACE(victim);
+    auto client = Client::Start(ring.engine(), Greedy(prompt, kNewTokens));
+    ASSERT_TRUE(client.ok());
+    Outcome outcome;
+    bool ended = false;
+    ReadEvents(**client, 4, outcome, ended);
+    const double lost = LostTotal(ring);
+    const Instant stopped = Clock::Real().Now();
+    kill(ring.Pids().at(victim), SIGSTOP);
+    EXPECT_TRUE(Eventually([&] { return LostTotal(ring) > lost; }));
+    const double seconds = Seconds(Clock::Real().Now() - stopped);
+    std::printf("a stopped worker was noticed after %.2f s\n", seconds);
+    EXPECT_LT(seconds, 2.5);
+    ReadEvents(**client, 1 << 20, outcome, ended);
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.tokens.size(), static_cast<size_t>(kNewTokens));
+    ExpectMatchesReference(ring.engine().model(), prompt, outcome, 1e-3);
+    ASSERT_TRUE(AwaitWhole(ring, 3));
+  }
+  EXPECT_EQ(ring.worker_metrics().lost[static_cast<size_t>(LossReason::kSilent)]->Value(), 3);
+}
+
+TEST(ProcessFailureTest, BusyCoresAreNoAlarm) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  ProcessRing ring(path, SmallOptions(3), RosterForTests(path));
+  const auto prompt = RandomPrompt(kPromptTokens, tiny.vocab, 3);
+  std::atomic<bool> stop{false};
+  std::vector<std::thread> busy;
+  for (unsigned i = 0; i < 4 * std::thread::hardware_concurrency(); ++i) {
+    busy.emplace_back([&] {
+      while (!stop.load(std::memory_order_relaxed)) {
+      }
+    });
+  }
+  const Instant end = Clock::Real().Now() + std::chrono::seconds(8);
+  int served = 0;
+  while (Clock::Real().Now() < end) {
+    const Outcome outcome = ring.runner().Run(Greedy(prompt, 8));
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    ++served;
+  }
+  stop = true;
+  for (std::thread& thread : busy) thread.join();
+  EXPECT_GT(served, 0);
+  EXPECT_EQ(LostTotal(ring), 0);
+  EXPECT_EQ(ring.engine().Status().failed_steps, 0);
+}
+
+}  // namespace
+}  // namespace ringfill

@@ -1,0 +1,105 @@
+#include "tests/engine/worker/process_ring.h"
+
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "base/mutex.h"
+#include "tests/testing/load_model.h"
+
+namespace ringfill {
+namespace {
+
+std::string ReadAll(const std::filesystem::path& path) {
+  std::ifstream in(path);
+  std::ostringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// The word after `option` of a command line whose words end in zeros.
+std::string WordAfter(const std::string& command, const std::string& option) {
+  const std::string before = option + '\0';
+  const size_t at = command.find(before);
+  if (at == std::string::npos) return "";
+  return command.substr(at + before.size(),
+                        command.find('\0', at + before.size()) - (at + before.size()));
+}
+
+pid_t ParentOf(const std::filesystem::path& process) {
+  const std::string stat = ReadAll(process / "stat");
+  const size_t name_end = stat.rfind(')');
+  if (name_end == std::string::npos) return -1;
+  std::istringstream rest(stat.substr(name_end + 2));
+  std::string state;
+  pid_t parent = -1;
+  rest >> state >> parent;
+  return state == "Z" ? -1 : parent;
+}
+
+}  // namespace
+
+bool Eventually(const std::function<bool()>& condition, Duration limit) {
+  const Instant until = Clock::Real().Now() + limit;
+  Mutex mutex;
+  CondVar never;
+  while (!condition()) {
+    const Instant now = Clock::Real().Now();
+    if (now >= until) return false;
+    MutexLock lock(&mutex);
+    never.WaitUntil(&mutex, now + std::chrono::milliseconds(1));
+  }
+  return true;
+}
+
+std::map<int, pid_t> WorkersOf(pid_t parent, const std::string& word) {
+  std::map<int, pid_t> found;
+  std::error_code ignored;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const pid_t its_parent = ParentOf(entry.path());
+    if (its_parent < 0 || (parent != 0 && its_parent != parent)) continue;
+    const std::string command = ReadAll(entry.path() / "cmdline");
+    const std::string rank = WordAfter(command, "--rank");
+    if (rank.empty() || command.find(word) == std::string::npos) continue;
+    found[std::stoi(rank)] = std::stoi(name);
+  }
+  return found;
+}
+
+RosterOptions RosterForTests(const std::string& model_path) {
+  RosterOptions roster;
+  roster.command = {RING_PROCESS, "worker"};
+  roster.model_path = model_path;
+  roster.first_backoff = roster.most_backoff = std::chrono::milliseconds(50);
+  return roster;
+}
+
+WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions roster, CpuIsa isa,
+                              WorkerMetrics& metrics) {
+  return [model, roster, isa, &metrics](const WorkersSpec& spec, const EngineInfo& info) {
+    return MakeProcessWorkers(spec, *model,
+                              {.roster = roster,
+                               .dtype = info.dtype,
+                               .kv_dtype = info.kv_dtype,
+                               .isa = isa,
+                               .page_tokens = info.page_tokens},
+                              metrics);
+  };
+}
+
+ProcessRing::ProcessRing(const std::string& model_path, EngineOptions options, RosterOptions roster)
+    : model_path_(model_path) {
+  options.workers =
+      ProcessFactory(LoadModelOrDie(model_path), std::move(roster), options.isa, worker_metrics_);
+  runner_ = std::make_unique<EngineRunner>(model_path, options);
+}
+
+ProcessRing::~ProcessRing() = default;
+
+std::map<int, pid_t> ProcessRing::Pids() const { return WorkersOf(getpid(), model_path_); }
+
+}  // namespace ringfill

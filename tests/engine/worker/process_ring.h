@@ -1,0 +1,50 @@
+// An engine whose ranks are processes of the test's own worker program, and a way to get at them.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/worker/process_workers.h"
+#include "tests/testing/engine_runner.h"
+
+namespace ringfill {
+
+// Starts the test's worker program; little backoff, short heartbeats.
+RosterOptions RosterForTests(const std::string& model_path);
+
+class ProcessRing {
+ public:
+  // Aborts the test process when the ring cannot form.
+  ProcessRing(const std::string& model_path, EngineOptions options, RosterOptions roster);
+  ~ProcessRing();
+
+  EngineRunner& runner() { return *runner_; }
+  Engine& engine() { return runner_->engine(); }
+  Metrics& metrics() { return metrics_; }
+  WorkerMetrics& worker_metrics() { return worker_metrics_; }
+  // The workers that run now, by the rank they were started for.
+  std::map<int, pid_t> Pids() const;
+
+ private:
+  const std::string model_path_;
+  Metrics metrics_;
+  WorkerMetrics worker_metrics_{metrics_};
+  std::unique_ptr<EngineRunner> runner_;
+};
+
+// Makes such workers with the options that `roster` leaves open taken from spec and info.
+WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions roster, CpuIsa isa,
+                              WorkerMetrics& metrics);
+
+// Processes with this parent (0: any) whose command line holds `word`: pid by "--rank".
+std::map<int, pid_t> WorkersOf(pid_t parent, const std::string& word);
+
+// False when `condition` did not come true within the limit. Asks again and again.
+bool Eventually(const std::function<bool()>& condition, Duration limit = std::chrono::seconds(60));
+
+}  // namespace ringfill
