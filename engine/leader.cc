@@ -11,6 +11,7 @@ namespace {
 
 // How often the leader looks at full outboxes and deadlines while it has nothing to compute.
 constexpr Duration kIdlePoll = std::chrono::milliseconds(5);
+constexpr Duration kIdleLook = std::chrono::milliseconds(500);
 
 // 4 h d operations a (query, key) pair over 2 w (2 q + 2 kv + 3 ffn) a token.
 double AttentionShare(const ModelConfig& c) {
@@ -56,7 +57,9 @@ std::vector<std::vector<TraceSpan>> Leader::TakeTrace() {
 }
 
 void Leader::Loop() {
-  while (p_.inbox.AwaitArrival(nullptr)) {
+  // Looked at now and then, so that a rank that is lost or comes back while nothing runs shows.
+  auto next_look = [] { return std::chrono::steady_clock::now() + kIdleLook; };
+  for (Instant until = next_look(); p_.inbox.AwaitArrival(&until); until = next_look()) {
     do {
       TakeInbox();
       LetNewcomersIn();
@@ -72,8 +75,8 @@ void Leader::Loop() {
       EndStarved();
       NoteProgress();  // with nothing to compute (all clients slow, say) nothing is stuck
       Publish();
-      const Instant until = std::chrono::steady_clock::now() + kIdlePoll;
-      if (!active_.empty()) p_.inbox.AwaitArrival(&until);
+      const Instant soon = std::chrono::steady_clock::now() + kIdlePoll;
+      if (!active_.empty()) p_.inbox.AwaitArrival(&soon);
     } while (!active_.empty() && !p_.inbox.stopped());
   }
   TakeInbox();
