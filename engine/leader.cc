@@ -91,9 +91,22 @@ void Leader::TakeInbox() {
     spec.prompt = request.prompt;
     spec.max_new_tokens = arrival.generation->max_tokens();
     spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
-    p_.scheduler.Enqueue(std::move(spec));
     active_.emplace(arrival.id, std::move(arrival.generation));
+    // The ring may have shrunk since the request was let in.
+    const absl::Status fits =
+        p_.scheduler.CheckFits(static_cast<int64_t>(spec.prompt.size()), spec.max_new_tokens);
+    if (!fits.ok()) {
+      EndUnqueued(arrival.id, fits);
+      continue;
+    }
+    p_.scheduler.Enqueue(std::move(spec));
   }
+}
+
+void Leader::EndUnqueued(SequenceId id, const absl::Status& status) {
+  active_.at(id)->Fail(status);
+  active_.erase(id);
+  p_.inbox.NoteEnded(true);
 }
 
 bool Leader::ShouldStop(const Generation& generation) const {
@@ -190,6 +203,8 @@ void Leader::Publish() {
   const Inbox::Counts counts = p_.inbox.counts();
   p_.metrics.running_requests.Set(static_cast<double>(p_.scheduler.running()));
   p_.metrics.queue_length.Set(static_cast<double>(counts.queued));
+  for (size_t r = rank_totals_.size(); r < p_.metrics.ranks.size(); ++r)
+    p_.metrics.SetPages(r, 0, 0);
   p_.metrics.epoch.Set(static_cast<double>(epoch_));
   p_.metrics.ring_size.Set(static_cast<double>(rank_totals_.size()));
   const auto recomputed = static_cast<double>(p_.scheduler.recomputed_tokens());
@@ -201,6 +216,7 @@ void Leader::Publish() {
   status_.steps = static_cast<int64_t>(p_.metrics.steps.Value());
   status_.failed_steps = static_cast<int64_t>(p_.metrics.failed_steps.Value());
   status_.epoch = epoch_;
+  status_.ring_formed = ring_formed_;
   status_.ranks = rank_totals_;
 }
 
