@@ -73,6 +73,11 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
                        {{"rank", rank}}),
          &m.AddCounter("ringfill_attention_pairs_total",
                        "Pairs of a query token and a visible key, times layers", {{"rank", rank}}),
+         &m.AddCounter("ringfill_rank_operations_total",
+                       "Arithmetic operations of a rank's prompt tokens", {{"rank", rank}}),
+         &m.AddGauge("ringfill_rank_measured_operations_per_second",
+                     "Rate of matrix products, measured at start; 0: not measured",
+                     {{"rank", rank}}),
          pages("free"), pages("used")});
   }
   for (int mode = 0; mode < kTokenModes; ++mode) {

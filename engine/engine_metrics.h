@@ -30,6 +30,8 @@ struct EngineMetrics {
     Counter* hidden_s;
     Counter* product_rows;
     Counter* attention_pairs;
+    Counter* operations;
+    Gauge* measured_rate;
     Gauge* kv_pages_free;
     Gauge* kv_pages_used;
   };

@@ -11,6 +11,7 @@ namespace {
 
 // How often the leader looks at full outboxes and deadlines while it has nothing to compute.
 constexpr Duration kIdlePoll = std::chrono::milliseconds(5);
+constexpr Duration kIdleLook = std::chrono::milliseconds(500);
 
 // 4 h d operations a (query, key) pair over 2 w (2 q + 2 kv + 3 ffn) a token.
 double AttentionShare(const ModelConfig& c) {
@@ -56,7 +57,9 @@ std::vector<std::vector<TraceSpan>> Leader::TakeTrace() {
 }
 
 void Leader::Loop() {
-  while (p_.inbox.AwaitArrival(nullptr)) {
+  // Looked at now and then, so that a rank that is lost or comes back while nothing runs shows.
+  auto next_look = [] { return std::chrono::steady_clock::now() + kIdleLook; };
+  for (Instant until = next_look(); p_.inbox.AwaitArrival(&until); until = next_look()) {
     do {
       TakeInbox();
       LetNewcomersIn();
@@ -72,8 +75,8 @@ void Leader::Loop() {
       EndStarved();
       NoteProgress();  // with nothing to compute (all clients slow, say) nothing is stuck
       Publish();
-      const Instant until = std::chrono::steady_clock::now() + kIdlePoll;
-      if (!active_.empty()) p_.inbox.AwaitArrival(&until);
+      const Instant soon = std::chrono::steady_clock::now() + kIdlePoll;
+      if (!active_.empty()) p_.inbox.AwaitArrival(&soon);
     } while (!active_.empty() && !p_.inbox.stopped());
   }
   TakeInbox();
@@ -88,9 +91,22 @@ void Leader::TakeInbox() {
     spec.prompt = request.prompt;
     spec.max_new_tokens = arrival.generation->max_tokens();
     spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
-    p_.scheduler.Enqueue(std::move(spec));
     active_.emplace(arrival.id, std::move(arrival.generation));
+    // The ring may have shrunk since the request was let in.
+    const absl::Status fits =
+        p_.scheduler.CheckFits(static_cast<int64_t>(spec.prompt.size()), spec.max_new_tokens);
+    if (!fits.ok()) {
+      EndUnqueued(arrival.id, fits);
+      continue;
+    }
+    p_.scheduler.Enqueue(std::move(spec));
   }
+}
+
+void Leader::EndUnqueued(SequenceId id, const absl::Status& status) {
+  active_.at(id)->Fail(status);
+  active_.erase(id);
+  p_.inbox.NoteEnded(true);
 }
 
 bool Leader::ShouldStop(const Generation& generation) const {
@@ -187,6 +203,8 @@ void Leader::Publish() {
   const Inbox::Counts counts = p_.inbox.counts();
   p_.metrics.running_requests.Set(static_cast<double>(p_.scheduler.running()));
   p_.metrics.queue_length.Set(static_cast<double>(counts.queued));
+  for (size_t r = rank_totals_.size(); r < p_.metrics.ranks.size(); ++r)
+    p_.metrics.SetPages(r, 0, 0);
   p_.metrics.epoch.Set(static_cast<double>(epoch_));
   p_.metrics.ring_size.Set(static_cast<double>(rank_totals_.size()));
   const auto recomputed = static_cast<double>(p_.scheduler.recomputed_tokens());
@@ -198,6 +216,7 @@ void Leader::Publish() {
   status_.steps = static_cast<int64_t>(p_.metrics.steps.Value());
   status_.failed_steps = static_cast<int64_t>(p_.metrics.failed_steps.Value());
   status_.epoch = epoch_;
+  status_.ring_formed = ring_formed_;
   status_.ranks = rank_totals_;
 }
 

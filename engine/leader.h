@@ -56,6 +56,8 @@ class Leader {
 
   void Loop();
   void TakeInbox();
+  // Of a request that the scheduler has not seen.
+  void EndUnqueued(SequenceId id, const absl::Status& status);
   void EndStale();
   void AdmitQueued();
   void UpdatePauses();
@@ -71,6 +73,7 @@ class Leader {
   void Execute(StepPlan plan);
   void ReportLayer(const StepPlan& plan, int layers_done);
   void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void KeepSpans(const std::vector<RankStepResult>& results);
   void NotePrediction(const StepPlan& plan, double seconds);
   void NoteImbalance(const std::vector<RankStepResult>& results);
   void AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
@@ -78,7 +81,7 @@ class Leader {
   void HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results);
   void HandleLogits(const StepPlan& plan, const std::vector<RankStepResult>& results);
   void HandleToken(SequenceId id, std::span<const float> logits);
-  void RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void RepairAfter(const StepPlan& plan, const absl::Status& why);
   // Forms the ring of a new epoch and moves every sequence over.
   absl::Status FormRing();
   // The weights of the new ranks; the old ones are forgotten.
@@ -91,6 +94,7 @@ class Leader {
   // The leader's own.
   Active active_;
   uint64_t epoch_ = 1;
+  bool ring_formed_ = true;
   int failures_in_a_row_ = 0;
   std::vector<double> weights_;  // [ranks] of this epoch; empty: even
   std::optional<Instant> newcomers_since_;

@@ -35,6 +35,32 @@ absl::Status Retryable(const std::string& message) {
   return WithRetryAfter(absl::UnavailableError(message), kRetrySoon);
 }
 
+// Ranks work on the same plan: they stop the same chunks, and their slices of the vocabulary lie
+// end to end.
+absl::Status CheckAgreement(const StepPlan& plan, const std::vector<RankStepResult>& results,
+                            int64_t vocab) {
+  const bool wants_logits =
+      !plan.decodes.empty() || std::any_of(plan.chunks.begin(), plan.chunks.end(),
+                                           [](const PrefillChunk& c) { return c.wants_logits; });
+  int64_t covered = 0;
+  for (size_t r = 0; r < results.size(); ++r) {
+    const RankStepResult& result = results[r];
+    if (result.stopped_mask != results.front().stopped_mask) {
+      return absl::DataLossError(absl::StrCat("rank ", r, " stopped other chunks than rank 0"));
+    }
+    if (result.logits.empty()) continue;
+    if (result.vocab_begin != covered) {
+      return absl::DataLossError(absl::StrCat("rank ", r, "'s logits begin at token ",
+                                              result.vocab_begin, ", expected ", covered));
+    }
+    covered = result.vocab_end;
+  }
+  if (wants_logits && covered != 0 && covered != vocab) {
+    return absl::DataLossError(absl::StrCat("logits of ", covered, " tokens of ", vocab));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void Leader::ReportLayer(const StepPlan& plan, int layers_done) {
@@ -70,7 +96,12 @@ void Leader::Execute(StepPlan plan) {
       .on_layer = [&](int layers_done) { ReportLayer(plan, layers_done); }};
   const std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
-  if (!FirstFailure(results).ok()) return RepairAfter(plan, results);
+  KeepSpans(results);
+  if (!FirstFailure(results).ok()) return RepairAfter(plan, FirstFailure(results));
+  if (const absl::Status agree = CheckAgreement(plan, results, p_.model.config().vocab);
+      !agree.ok()) {
+    return RepairAfter(plan, agree);
+  }
   failures_in_a_row_ = 0;
   AccountStep(plan, results, Seconds(p_.clock.Now() - start));
   // A stopped chunk left its layers unfinished: its request ends in the next EndStale, before a
@@ -100,6 +131,20 @@ void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResul
   }
 }
 
+void Leader::KeepSpans(const std::vector<RankStepResult>& results) {
+  if (!tracing_) return;
+  MutexLock lock(&mutex_);
+  spans_.resize(std::max(spans_.size(), results.size()));
+  for (size_t r = 0; r < results.size(); ++r) {
+    auto& spans = spans_[r];
+    const size_t room = kMaxTraceSpans - std::min(kMaxTraceSpans, spans.size());
+    const auto& more = results[r].trace;
+    spans.insert(spans.end(), more.begin(),
+                 more.begin() + static_cast<ptrdiff_t>(std::min(room, more.size())));
+    status_.trace_dropped += static_cast<int64_t>(more.size() - std::min(room, more.size()));
+  }
+}
+
 void Leader::NotePrediction(const StepPlan& plan, double seconds) {
   if (p_.measured == nullptr) return;
   const std::optional<double> predicted = p_.measured->PredictSeconds(plan);
@@ -125,6 +170,8 @@ void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
   for (const RankStepResult& result : results) {
     const double operations = row * static_cast<double>(result.work.product_rows) +
                               pair * static_cast<double>(result.work.attention_pairs);
+    p_.metrics.ranks[static_cast<size_t>(&result - results.data())].operations->Increment(
+        operations);
     sum += operations;
     most = std::max(most, operations);
   }
@@ -171,16 +218,6 @@ void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>
     total.ring_bytes += static_cast<double>(result.ring_bytes);
     total.transfer_s += result.transfer_s;
     total.hidden_s += std::max(0.0, result.transfer_s - result.prefill_wait_s);
-  }
-  if (!tracing_) return;
-  spans_.resize(std::max(spans_.size(), results.size()));
-  for (size_t r = 0; r < results.size(); ++r) {
-    auto& spans = spans_[r];
-    const size_t room = kMaxTraceSpans - std::min(kMaxTraceSpans, spans.size());
-    const auto& more = results[r].trace;
-    spans.insert(spans.end(), more.begin(),
-                 more.begin() + static_cast<ptrdiff_t>(std::min(room, more.size())));
-    status_.trace_dropped += static_cast<int64_t>(more.size() - std::min(room, more.size()));
   }
 }
 
@@ -243,8 +280,7 @@ void Leader::HandleToken(SequenceId id, std::span<const float> logits) {
   }
 }
 
-void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>& results) {
-  const absl::Status why = FirstFailure(results);
+void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
   Log(LogLevel::kError, "step failed, the ring forms anew",
       {{"epoch", epoch_}, {"step", plan.step}, {"status", why.ToString()}});
   p_.metrics.failed_steps.Increment();
@@ -267,7 +303,13 @@ void Leader::RepairAfter(const StepPlan& plan, const std::vector<RankStepResult>
 
 absl::Status Leader::FormRing() {
   ++epoch_;
-  RF_ASSIGN_OR_RETURN(const std::vector<int> from, p_.workers.Reform(epoch_));
+  absl::StatusOr<std::vector<int>> formed = p_.workers.Reform(epoch_);
+  ring_formed_ = formed.ok();
+  if (!formed.ok()) {
+    Publish();
+    return std::move(formed).status();
+  }
+  const std::vector<int> from = *std::move(formed);
   const Regrouped regrouped =
       p_.scheduler.Regroup(from, RedealSlots(p_.scheduler.slot_map(), from, WeightsOf(from)));
   int64_t lost_tokens = 0;

@@ -40,6 +40,8 @@ void Generation::NoteStarted(Instant now) {
 void Generation::NoteProgress(double processed, double attention_share, Instant now) {
   if (last_progress_.has_value() && now - *last_progress_ < kProgressInterval) return;
   last_progress_ = now;
+  // Filling holes works on earlier tokens again.
+  processed = most_processed_ = std::max(processed, most_processed_);
   const auto total = static_cast<double>(request_.prompt.size());
   const double elapsed = started_.has_value() ? Seconds(now - *started_) : 0.0;
   // Cost of the first n tokens: products are linear, causal attention is n^2/2.
@@ -72,6 +74,11 @@ void Generation::AddScore(int rank, int64_t position, float logprob) {
   if (!std::isfinite(logprob)) {
     failure_ = absl::DataLossError(absl::StrCat("the log-probability after prompt token ", position,
                                                 ", computed on rank ", rank, ", is not finite"));
+  }
+  if (static_cast<size_t>(position) >= prompt_logprobs_.size()) {
+    failure_ = absl::DataLossError(
+        absl::StrCat("rank ", rank, " scored position ", position, ", which has no next token"));
+    return;
   }
   prompt_logprobs_[static_cast<size_t>(position)] = logprob;
 }

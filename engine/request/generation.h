@@ -75,6 +75,7 @@ class Generation {
   FinishReason finish_reason_ = FinishReason::kStop;
   std::string tail_;
   std::string matched_stop_;
+  double most_processed_ = 0;
   std::optional<Instant> started_, prefilled_, first_token_, last_token_, last_progress_;
   std::vector<RankShare> shares_;
   std::vector<float> prompt_logprobs_;

@@ -150,10 +150,6 @@ BlockTable Sequence::Table(int64_t tokens) const {
   return table;
 }
 
-bool Sequence::brought_pages() const {
-  return std::any_of(pages_.begin(), pages_.end(), [](const PageList& l) { return l.size() > 0; });
-}
-
 void Sequence::DropPages() {
   for (PageList& list : pages_) list.Clear();
   missing_ = SpanSet({0, known_tokens()});

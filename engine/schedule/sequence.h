@@ -64,7 +64,6 @@ class Sequence {
   int64_t reserved_tokens() const { return reserved_; }
   BlockTable Table(int64_t tokens) const;  // REQUIRES: ExtendTo(tokens)
   const std::vector<PageList>& pages() const { return pages_; }
-  bool brought_pages() const;
   // Lets go of all pages; everything known is missing.
   void DropPages();
   // The same sequence on another ring: see Scheduler::Regroup. `allocators`: of the new ranks.

@@ -157,7 +157,9 @@ absl::Status CheckResult(const RankStepResult& result, const StepPlan& plan, int
   for (const ScoredToken& score : result.scores) {
     if (!in_plan(score.chunk)) return Refuse("score.chunk", absl::StrCat("is ", score.chunk));
     const PrefillChunk& chunk = plan.chunks[static_cast<size_t>(score.chunk)];
-    if (!chunk.score || score.position < chunk.begin() || score.position >= chunk.end()) {
+    // A prompt's last position has no target.
+    const auto end = chunk.end() - static_cast<int64_t>(chunk.tokens.size() - chunk.targets.size());
+    if (!chunk.score || score.position < chunk.begin() || score.position >= end) {
       return Refuse("score.position", absl::StrCat("is ", score.position));
     }
   }

@@ -46,9 +46,9 @@ class ThreadWorkers final : public Workers {
   RankStepResult RunOne(RankThread& at, const StepPlan& plan, const StepControl& control);
 
   using Ends = std::vector<std::unique_ptr<Communicator>>;
-  absl::StatusOr<Ends> MakeEnds(uint64_t epoch) const {
-    if (make_group_) return make_group_(ranks(), epoch);
-    return MakeLocalGroup(ranks(), clock_);
+  absl::StatusOr<Ends> MakeEnds(int ranks, uint64_t epoch) const {
+    if (make_group_) return make_group_(ranks, epoch);
+    return MakeLocalGroup(ranks, clock_);
   }
 
   const StepFault fault_;
@@ -119,18 +119,15 @@ absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch) {
   // The old group's ends go together.
   for (auto& at : ranks_) at->comm.reset();
   std::vector<int> from;
-  std::vector<std::unique_ptr<RankThread>> left;
   for (size_t r = 0; r < ranks_.size(); ++r) {
-    if (ranks_[r]->lost) {
-      ranks_[r]->thread.join();
-      continue;
-    }
-    from.push_back(static_cast<int>(r));
-    left.push_back(std::move(ranks_[r]));
+    if (!ranks_[r]->lost) from.push_back(static_cast<int>(r));
   }
-  ranks_ = std::move(left);
-  if (ranks_.empty()) return absl::UnavailableError("every rank is lost");
-  RF_ASSIGN_OR_RETURN(Ends ends, MakeEnds(epoch));
+  if (from.empty()) return absl::UnavailableError("every rank is lost");
+  RF_ASSIGN_OR_RETURN(Ends ends, MakeEnds(static_cast<int>(from.size()), epoch));
+  std::erase_if(ranks_, [](const std::unique_ptr<RankThread>& at) {
+    if (at->lost) at->thread.join();
+    return at->lost;
+  });
   for (size_t r = 0; r < ranks_.size(); ++r) {
     RankThread& at = *ranks_[r];
     at.comm = std::move(ends[r]);

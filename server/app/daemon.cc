@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <limits>
 #include <mutex>
 #include <utility>
 
@@ -225,7 +226,9 @@ void Daemon::Impl::StartWatcher() {
     SetServing(ready);
   });
   watcher_ = std::make_unique<Watcher>(kWatchPeriod, [this] {
-    readiness_->Update(engine_->Status().seconds_since_progress);
+    const EngineStatus status = engine_->Status();
+    readiness_->Update(status.ring_formed ? status.seconds_since_progress
+                                          : std::numeric_limits<double>::infinity());
     const Instant now = clock_.Now();
     for (const std::shared_ptr<EngineCall>& call : calls_.All()) call->CheckStall(now);
   });

@@ -20,7 +20,8 @@ std::vector<std::byte> EncodeStatus(const absl::Status& status) {
   const absl::string_view message = status.message().substr(0, kMaxStatusBytes - sizeof(uint32_t));
   std::vector<std::byte> bytes(sizeof(uint32_t) + message.size());
   WireWriter(bytes.data()).Put(static_cast<uint32_t>(status.code()));
-  std::memcpy(bytes.data() + sizeof(uint32_t), message.data(), message.size());
+  std::transform(message.begin(), message.end(), bytes.begin() + sizeof(uint32_t),
+                 [](char c) { return static_cast<std::byte>(c); });
   return bytes;
 }
 

@@ -150,17 +150,18 @@ TEST(Calibrate, ARankThatNeverComesIsADeadline) {
 }
 
 void ExpectSane(const Figures& figures) {
+  // Sanitized builds on a busy machine are a thousand times as slow as others.
   auto between = [](double low, double value, double high) {
     EXPECT_GT(value, low);
     EXPECT_LT(value, high);
   };
   for (const DeviceFigures& f : figures.devices) {
-    between(1e8, f.product_flops_per_s, 1e15);
-    between(1e7, f.expand_weights_per_s, 1e19);
-    between(1e8, f.large_tile.flops_per_s, 1e15);
-    between(1e7, f.small_tile.flops_per_s, 1e15);
-    between(1e7, f.token_bytes_per_s, 1e19);
-    between(1e7, f.copy_bytes_per_s, 1e13);
+    between(1e5, f.product_flops_per_s, 1e15);
+    between(1e5, f.expand_weights_per_s, 1e19);
+    between(1e5, f.large_tile.flops_per_s, 1e15);
+    between(1e5, f.small_tile.flops_per_s, 1e15);
+    between(1e5, f.token_bytes_per_s, 1e19);
+    between(1e5, f.copy_bytes_per_s, 1e13);
     EXPECT_GE(f.op_overhead_s, 0);
     EXPECT_LT(f.op_overhead_s, 1e-3);
   }
