@@ -165,7 +165,8 @@ absl::Status RunSetting(Bench& bench, const Setting& setting, int pairs) {
       ways.push_back(Way{mode, strategy});
     }
   }
-  if (setting.tokens <= 256) ways.push_back(Way{TokenMode::kReplicated, RingStrategy::kPassKv});
+  if (setting.tokens <= kMaxReplicatedTokens)
+    ways.push_back(Way{TokenMode::kReplicated, RingStrategy::kPassKv});
   ways.push_back(std::nullopt);
   std::vector<std::vector<double>> seconds(ways.size());
   std::vector<Sample> last(ways.size());

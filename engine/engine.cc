@@ -120,9 +120,10 @@ absl::Status Engine::Impl::MakeChooser() {
 }
 
 void Engine::Impl::MakeScheduler() {
-  const std::vector<double> even(static_cast<size_t>(options_.ranks), 1.0);
   scheduler_ = std::make_unique<Scheduler>(
-      WeightedSlotMap(options_.rank_weights.empty() ? even : options_.rank_weights), options_.ranks,
+      options_.rank_weights.empty() ? HealthySlotMap(options_.ranks)
+                                    : WeightedSlotMap(options_.rank_weights),
+      options_.ranks,
       SchedulerOptions{.layout = options_.layout,
                        .stripe_tokens = options_.stripe_tokens,
                        .page_tokens = options_.page_tokens,
@@ -141,7 +142,6 @@ absl::Status Engine::Impl::Start() {
   RF_RETURN_IF_ERROR(MakeChooser());
   MakeScheduler();
   leader_ = std::make_unique<Leader>(LeaderParts{.options = options_,
-                                                 .info = info_,
                                                  .model = *model_,
                                                  .clock = clock_,
                                                  .metrics = metrics_,

@@ -111,7 +111,7 @@ void EngineMetrics::AddStep(const std::vector<RankStepResult>& results) {
     ranks[r].decode_wait_s->Increment(results[r].decode_wait_s);
     ranks[r].ring_bytes->Increment(static_cast<double>(results[r].ring_bytes));
     ranks[r].transfer_s->Increment(results[r].transfer_s);
-    ranks[r].hidden_s->Increment(std::max(0.0, results[r].transfer_s - results[r].prefill_wait_s));
+    ranks[r].hidden_s->Increment(results[r].hidden_s());
     ranks[r].product_rows->Increment(static_cast<double>(results[r].work.product_rows));
     ranks[r].attention_pairs->Increment(static_cast<double>(results[r].work.attention_pairs));
     for (double s : results[r].round_seconds) ring_round_s.Observe(s);

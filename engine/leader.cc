@@ -13,11 +13,9 @@ namespace {
 constexpr Duration kIdlePoll = std::chrono::milliseconds(5);
 constexpr Duration kIdleLook = std::chrono::milliseconds(500);
 
-// 4 h d operations a (query, key) pair over 2 w (2 q + 2 kv + 3 ffn) a token.
+// What attending to one earlier token costs, over a token's products.
 double AttentionShare(const ModelConfig& c) {
-  return 1.0 * c.heads * c.head_dim /
-         (static_cast<double>(c.width) * (c.q_width() + c.kv_width()) +
-          1.5 * static_cast<double>(c.width) * c.ffn_width);
+  return c.pair_operations() / (2 * c.layer_weights());
 }
 
 }  // namespace

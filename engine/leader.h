@@ -27,7 +27,6 @@ namespace ringfill {
 // What the leader works with; all of it outlives the leader.
 struct LeaderParts {
   const EngineOptions& options;  // settled
-  const EngineInfo& info;
   const Model& model;
   const Clock& clock;
   EngineMetrics& metrics;
@@ -78,7 +77,9 @@ class Leader {
   void NoteImbalance(const std::vector<RankStepResult>& results);
   void AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
                    double seconds);
-  void HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void TakeScores(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  // `plan`: what was executed and committed.
+  void HandlePrefilled(const StepPlan& plan);
   void HandleLogits(const StepPlan& plan, const std::vector<RankStepResult>& results);
   void HandleToken(SequenceId id, std::span<const float> logits);
   void RepairAfter(const StepPlan& plan, const absl::Status& why);

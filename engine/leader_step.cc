@@ -37,11 +37,7 @@ absl::Status Retryable(const std::string& message) {
 
 // Ranks work on the same plan: they stop the same chunks, and their slices of the vocabulary lie
 // end to end.
-absl::Status CheckAgreement(const StepPlan& plan, const std::vector<RankStepResult>& results,
-                            int64_t vocab) {
-  const bool wants_logits =
-      !plan.decodes.empty() || std::any_of(plan.chunks.begin(), plan.chunks.end(),
-                                           [](const PrefillChunk& c) { return c.wants_logits; });
+absl::Status CheckAgreement(const std::vector<RankStepResult>& results, int64_t vocab) {
   int64_t covered = 0;
   for (size_t r = 0; r < results.size(); ++r) {
     const RankStepResult& result = results[r];
@@ -55,7 +51,7 @@ absl::Status CheckAgreement(const StepPlan& plan, const std::vector<RankStepResu
     }
     covered = result.vocab_end;
   }
-  if (wants_logits && covered != 0 && covered != vocab) {
+  if (covered != 0 && covered != vocab) {
     return absl::DataLossError(absl::StrCat("logits of ", covered, " tokens of ", vocab));
   }
   return absl::OkStatus();
@@ -98,22 +94,21 @@ void Leader::Execute(StepPlan plan) {
   NoteProgress();
   KeepSpans(results);
   if (!FirstFailure(results).ok()) return RepairAfter(plan, FirstFailure(results));
-  if (const absl::Status agree = CheckAgreement(plan, results, p_.model.config().vocab);
-      !agree.ok()) {
+  if (const absl::Status agree = CheckAgreement(results, p_.model.config().vocab); !agree.ok()) {
     return RepairAfter(plan, agree);
   }
   failures_in_a_row_ = 0;
   AccountStep(plan, results, Seconds(p_.clock.Now() - start));
+  FailNonFinite(plan, results);
+  TakeScores(plan, results);
   // A stopped chunk left its layers unfinished: its request ends in the next EndStale, before a
   // plan could use the pages, so committing the others is all there is to do.
-  StepPlan done = plan;
-  for (size_t c = done.chunks.size(); c-- > 0;) {
-    if (Stopped(results, c)) done.chunks.erase(done.chunks.begin() + static_cast<ptrdiff_t>(c));
+  for (size_t c = plan.chunks.size(); c-- > 0;) {
+    if (Stopped(results, c)) plan.chunks.erase(plan.chunks.begin() + static_cast<ptrdiff_t>(c));
   }
-  p_.scheduler.Commit(done);
-  FailNonFinite(plan, results);
-  HandlePrefilled(plan, results);
-  HandleLogits(done, results);
+  p_.scheduler.Commit(plan);
+  HandlePrefilled(plan);
+  HandleLogits(plan, results);
 }
 
 void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {
@@ -163,8 +158,8 @@ void Leader::NotePrediction(const StepPlan& plan, double seconds) {
 void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
   const ModelConfig& c = p_.model.config();
   // Rows are counted once for each half of a layer.
-  const double row = 1.0 * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
-  const double pair = 4.0 * c.heads * c.head_dim;
+  const double row = c.layer_weights();
+  const double pair = c.pair_operations();
   double sum = 0;
   double most = 0;
   for (const RankStepResult& result : results) {
@@ -217,11 +212,11 @@ void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>
     total.wait_s += result.prefill_wait_s + result.decode_wait_s;
     total.ring_bytes += static_cast<double>(result.ring_bytes);
     total.transfer_s += result.transfer_s;
-    total.hidden_s += std::max(0.0, result.transfer_s - result.prefill_wait_s);
+    total.hidden_s += result.hidden_s();
   }
 }
 
-void Leader::HandlePrefilled(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+void Leader::TakeScores(const StepPlan& plan, const std::vector<RankStepResult>& results) {
   for (size_t r = 0; r < results.size(); ++r) {
     for (const ScoredToken& score : results[r].scores) {
       const auto it = active_.find(plan.chunks[static_cast<size_t>(score.chunk)].sequence);
@@ -229,6 +224,9 @@ void Leader::HandlePrefilled(const StepPlan& plan, const std::vector<RankStepRes
       it->second->AddScore(static_cast<int>(r), score.position, score.logprob);
     }
   }
+}
+
+void Leader::HandlePrefilled(const StepPlan& plan) {
   const Instant now = p_.clock.Now();
   for (const PrefillChunk& chunk : plan.chunks) {
     const auto it = active_.find(chunk.sequence);

@@ -106,22 +106,21 @@ class Calibration {
   }
 
   // After a failure nothing may use the buffers that are freed on the way out.
-  absl::Status GiveUp(const absl::Status& status) {
+  void GiveUp(const absl::Status& status) {
     comm_.Abort(status);
     device_.Abort(status);
-    return status;
   }
   absl::Status Synchronize() {
     const absl::Status status = device_.stream().Synchronize(options_.deadline);
     if (status.ok()) return status;
-    (void)GiveUp(status);
+    GiveUp(status);
     (void)device_.stream().Record()->Await(Instant::max());
     return status;
   }
   absl::Status Finish(const TransferPtr& transfer) {
     const absl::Status status = transfer->Await(options_.deadline);
     if (status.ok()) return status;
-    (void)GiveUp(status);
+    GiveUp(status);
     (void)transfer->Await(Instant::max());
     return status;
   }

@@ -44,6 +44,12 @@ CostChooser::Explanation CostChooser::Explain(const PrefillChunk& chunk,
   return out;
 }
 
+Prediction CostChooser::Predict(const PrefillChunk& chunk, const PlacementSpec& placement,
+                                int ranks) const {
+  RF_CHECK(ranks == model_.ranks());
+  return model_.Predict(chunk, *PlacementOf(placement, ranks), {chunk.mode, chunk.strategy});
+}
+
 Way CostChooser::Choose(const PrefillChunk& chunk, const PlacementSpec& placement,
                         int ranks) const {
   return Explain(chunk, placement, ranks).chosen;

@@ -34,6 +34,8 @@ class CostChooser : public WayChooser {
     int ranks = 0;
   };
   Explanation Explain(const PrefillChunk& chunk, const PlacementSpec& placement, int ranks) const;
+  // Of the way that the chunk has.
+  Prediction Predict(const PrefillChunk& chunk, const PlacementSpec& placement, int ranks) const;
 
  private:
   struct Known {

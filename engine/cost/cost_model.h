@@ -27,7 +27,7 @@ struct CostOptions {
   // Gathering more of a layer than this on one rank is not an option.
   int64_t gather_bytes = int64_t{256} << 20;
   // Chunks of more tokens are not replicated.
-  int64_t max_replicated_tokens = 256;
+  int64_t max_replicated_tokens = kMaxReplicatedTokens;
 };
 
 struct Prediction {

@@ -1,5 +1,5 @@
-// What a rank's device and links do in a second: measured at start (calibrate.h) and frozen for the
-// epoch, or set by a simulation. The cost of single operations follows from them in op_cost.h.
+// What a rank's device and links do in a second: measured at start (calibrate.h) and kept,
+// or set by a simulation. The cost of single operations follows from them in op_cost.h.
 #pragma once
 
 #include <cstddef>
@@ -37,7 +37,7 @@ struct ModelShape {
 // All of one rank, with every thread or multiprocessor that it has.
 struct DeviceFigures {
   // Matrix products over many rows. Measured: the second half of one layer and the first of the
-  // next over 64 rows and over 512 (fewer when that takes too long); the slope over the rows.
+  // next over 8 rows and over 512 (fewer when that takes too long); the slope over the rows.
   double product_flops_per_s = 1e11;
   // Weights a second made ready for such products: expanded from their stored type, or read from
   // memory. Measured: the part of those two times that does not grow with the rows.

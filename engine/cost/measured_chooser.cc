@@ -86,8 +86,7 @@ std::optional<double> MeasuredChooser::PredictSeconds(const StepPlan& plan) cons
   double seconds = 0;
   for (const PrefillChunk& chunk : plan.chunks) {
     const PlacementSpec& spec = plan.placements[static_cast<size_t>(chunk.placement)];
-    const Placement placement(plan.ranks, spec.stripe_tokens, spec.slot_map);
-    seconds += model_->Predict(chunk, placement, {chunk.mode, chunk.strategy}).seconds;
+    seconds += chooser_->Predict(chunk, spec, plan.ranks).seconds;
   }
   return seconds;
 }

@@ -29,6 +29,12 @@ struct ModelConfig {
 
   int q_width() const { return heads * head_dim; }
   int kv_width() const { return kv_heads * head_dim; }
+  // Weights of one layer's matrices; a token takes two operations for each.
+  double layer_weights() const {
+    return static_cast<double>(width) * (2.0 * q_width() + 2.0 * kv_width() + 3.0 * ffn_width);
+  }
+  // Operations of one (query token, key) pair in one layer.
+  double pair_operations() const { return 4.0 * heads * head_dim; }
 };
 
 // One transformer layer. Vectors are float32 copies, matrices point into the file.

@@ -1,6 +1,7 @@
 // KV in position order, for equal bits on any number of ranks: windows of the sequence are put
 // together from the pages of all ranks, two at a time, and attended to one after the other on one
-// carried state. Cuts between calls lie at fixed multiples of kCutTokens from position 0, so a
+// carried state. Cuts between calls lie at fixed multiples of kExactCutTokens from position 0,
+// so a
 // row's sums are the same whatever the ranks, chunks and neighbours.
 //
 // A window's buffer holds a section a rank, each with room for a header before its pages; page
@@ -9,13 +10,12 @@
 // REQUIRES: stripes hold whole pages.
 #include <algorithm>
 
-#include "base/check.h"
+#include "engine/compute/attention/attention.h"
 #include "engine/prefill/attention_strategy.h"
 
 namespace ringfill {
 namespace {
 
-constexpr int64_t kCutTokens = 1024;
 constexpr int64_t kWindowTokens = 4096;
 // How many windows the host may be ahead of the device: bounds the transfers under way.
 constexpr size_t kRunAheadWindows = 8;
@@ -34,7 +34,7 @@ class Ordered final : public AttentionStrategy {
   Ordered(PassContext& pass, const std::vector<int>& chunks)
       : pass_(pass),
         chunks_(chunks),
-        cut_pages_(std::max<int64_t>(1, kCutTokens / pass.layout.page_tokens())),
+        cut_pages_(std::max<int64_t>(1, kExactCutTokens / pass.layout.page_tokens())),
         window_pages_(std::max(cut_pages_, kWindowTokens / pass.layout.page_tokens())),
         tiles_(pass.layout.QueryTiles(chunks, pass.me())) {
     size_t largest = 0;

@@ -52,7 +52,7 @@ void Scheduler::PlanDecodes(StepPlan& plan) {
   std::vector<Sequence*> ready;
   bool prefilling = false;
   for (auto& [id, sequence] : running_) {
-    prefilling |= !sequence.Holes().empty();
+    prefilling |= sequence.HasHoles();
     if (sequence.decodes() && !sequence.paused) ready.push_back(&sequence);
   }
   const size_t places =
@@ -90,7 +90,7 @@ void Scheduler::PlanChunks(StepPlan& plan) {
   int64_t budget = options_.chunk_tokens;
   for (auto& [id, sequence] : running_) {
     if (budget == 0 || plan.chunks.size() == kMaxChunksPerStep) return;
-    if (sequence.Holes().empty()) continue;
+    if (!sequence.HasHoles()) continue;
     const SpanSet spans = NextSpans(sequence, budget);
     if (spans.empty()) continue;
     plan.chunks.push_back(MakeChunk(sequence, spans, plan));

@@ -93,9 +93,12 @@ SpanSet Sequence::Holes() const {
   return generated_.empty() ? missing_ : missing_.Within({0, known_tokens() - 1});
 }
 
-bool Sequence::decodes() const {
-  return !generated_.empty() && !missing_.empty() && missing_.front() == known_tokens() - 1;
+bool Sequence::HasHoles() const {
+  const int64_t end = generated_.empty() ? known_tokens() : known_tokens() - 1;
+  return !missing_.empty() && missing_.front() < end;
 }
+
+bool Sequence::decodes() const { return !generated_.empty() && !missing_.empty() && !HasHoles(); }
 
 SpanSet Sequence::Valid() const {
   SpanSet valid({0, known_tokens()});

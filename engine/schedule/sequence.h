@@ -47,6 +47,7 @@ class Sequence {
   const SpanSet& missing() const { return missing_; }
   // Those that chunks compute: all but the last generated token, which is for decode.
   SpanSet Holes() const;
+  bool HasHoles() const;
   bool decodes() const;  // nothing but the last generated token is missing
   SpanSet Valid() const;
   // `spans` were computed. Returns how many of them had been before.

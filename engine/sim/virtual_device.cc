@@ -89,7 +89,8 @@ void VirtualDevice::EmbedRows(std::shared_ptr<const RowBatch> batch, const RowBu
 void VirtualDevice::RunLayers(const LayersArgs& args) {
   int64_t finish_rows = args.finish >= 0 ? 0 : -1;
   int64_t project_rows = args.project >= 0 ? 0 : -1;
-  for (const RowTile& tile : args.batch->tiles) {
+  static const RowBatch kNoRows;
+  for (const RowTile& tile : (args.batch != nullptr ? *args.batch : kNoRows).tiles) {
     if ((tile.chunks & ~args.stopped) == 0) continue;
     const int64_t rounded = cost_.RoundRows(tile.rows);
     if (args.finish >= 0 && (tile.wanted || !args.only_wanted)) {

@@ -13,16 +13,15 @@ namespace ringfill {
 namespace {
 
 constexpr uint32_t kJoinMagic = 0x4a524652;  // "RFRJ"
-constexpr size_t kMaxUses = 256;
 constexpr size_t kDeviceNumbers = 11;
 constexpr size_t kMaxFigures = kDeviceNumbers * kMaxMembers + 2 * kMaxMembers * kMaxMembers + 2;
 constexpr int kDTypes = 2;
 constexpr int kIsas = 4;
 constexpr int kStatusCodes = 17;
 
-constexpr const char* kNames[] = {"JOIN",   "WELCOME", "REFUSED",  "READY",  "FORM",  "FORMED",
-                                  "STEP",   "STOP",    "PROGRESS", "RESULT", "ABORT", "TRACE",
-                                  "MEMORY", "MEASURE", "MEASURED", "BEAT",   "BYE"};
+constexpr const char* kNames[] = {"JOIN",    "WELCOME",  "REFUSED",  "READY",  "FORM",  "FORMED",
+                                  "STEP",    "STOP",     "PROGRESS", "RESULT", "ABORT", "TRACE",
+                                  "MEASURE", "MEASURED", "BEAT",     "BYE"};
 static_assert(std::size(kNames) == std::variant_size_v<ControlMessage>);
 
 // One list of fields for both directions: Field writes or reads.
@@ -56,7 +55,11 @@ class Out {
     for (size_t i = 0; i < count; ++i) each(*this, values[i]);
   }
   void Numbers(const std::vector<double>& values, size_t, const char*) { w.PutAll(values); }
-  std::string Take() { return rest != nullptr ? w.Take() + *rest : w.Take(); }
+  std::string Take() {
+    std::string bytes = w.Take();
+    if (rest != nullptr) bytes.append(*rest);
+    return bytes;
+  }
 
  private:
   ByteWriter w;
@@ -207,13 +210,6 @@ void Fields(C& c, M& m) {
     c.StatusOf(m.status, "status");
   } else if constexpr (std::is_same_v<T, TraceMessage>) {
     c.Bool(m.on, "on");
-  } else if constexpr (std::is_same_v<T, MemoryMessage>) {
-    c.Number(m.question, "question", uint64_t{0}, kAny64);
-    c.List(m.uses, kMaxUses, "uses", [](C& each, auto& use) {
-      each.Text(use.what, "use");
-      each.Number(use.bytes, "bytes", uint64_t{0}, kAny64);
-      each.Number(use.peak_bytes, "peak bytes", uint64_t{0}, kAny64);
-    });
   } else if constexpr (std::is_same_v<T, MeasureMessage>) {
     c.Number(m.question, "question", uint64_t{0}, kAny64);
     c.Number(m.timeout_ms, "timeout", int64_t{0}, kMostMs);

@@ -128,16 +128,6 @@ struct TraceMessage {
   bool on = false;
 };
 
-// Asked with `uses` empty.
-struct MemoryMessage {
-  struct Use {
-    std::string what;
-    uint64_t bytes = 0, peak_bytes = 0;
-  };
-  uint64_t question = 0;
-  std::vector<Use> uses;
-};
-
 // All ranks measure together.
 struct MeasureMessage {
   uint64_t question = 0;
@@ -159,11 +149,10 @@ struct ByeMessage {
 };
 
 // In the order of their numbers on the wire, which start at 1.
-using ControlMessage =
-    std::variant<JoinMessage, WelcomeMessage, RefusedMessage, ReadyMessage, FormMessage,
-                 FormedMessage, StepMessage, StopMessage, ProgressMessage, ResultMessage,
-                 AbortMessage, TraceMessage, MemoryMessage, MeasureMessage, MeasuredMessage,
-                 BeatMessage, ByeMessage>;
+using ControlMessage = std::variant<JoinMessage, WelcomeMessage, RefusedMessage, ReadyMessage,
+                                    FormMessage, FormedMessage, StepMessage, StopMessage,
+                                    ProgressMessage, ResultMessage, AbortMessage, TraceMessage,
+                                    MeasureMessage, MeasuredMessage, BeatMessage, ByeMessage>;
 
 struct EncodedControl {
   uint16_t type = 0;

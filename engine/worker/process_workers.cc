@@ -1,7 +1,6 @@
 #include "engine/worker/process_workers.h"
 
 #include <algorithm>
-#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -26,7 +25,6 @@ constexpr Duration kFormMargin = std::chrono::milliseconds(500);
 // For a worker to come when none is left.
 constexpr Duration kLastHope = std::chrono::seconds(4);
 constexpr std::chrono::minutes kMeasureLimit(1);
-constexpr Duration kMemoryTimeout = std::chrono::seconds(1);
 
 class ProcessWorkers final : public Workers {
  public:
@@ -47,7 +45,6 @@ class ProcessWorkers final : public Workers {
   bool HasNewcomers() override;
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
-  std::vector<Device::MemoryUse> Memory() override;
 
  private:
   // One step under way.
@@ -59,6 +56,7 @@ class ProcessWorkers final : public Workers {
     size_t missing = 0;
     uint64_t stopped = 0;
     bool aborted = false;
+    Duration silent_limit{};
     Instant limit{};
   };
 
@@ -141,7 +139,8 @@ void ProcessWorkers::SendPlan(Step& step) {
   auto message =
       std::make_shared<EncodedControl>(EncodeControl(StepMessage{EncodePlan(step.plan)}));
   for (const WorkerPeerPtr& member : members_) member->link().Send(message);
-  step.limit = clock_.Now() + SilentLimit(step.plan);
+  step.silent_limit = SilentLimit(step.plan);
+  step.limit = clock_.Now() + step.silent_limit;
   // Their going was an event of an earlier step.
   for (size_t r = 0; r < members_.size(); ++r) {
     if (members_[r]->gone()) Settle(step, r, absl::UnavailableError("the worker is gone"));
@@ -176,7 +175,7 @@ void ProcessWorkers::Handle(Step& step, const WorkerEvent& event) {
   } else if (const auto* progress = std::get_if<ProgressMessage>(&*event.message)) {
     const bool now = progress->epoch == step.plan.epoch && progress->step == step.plan.step;
     if (rank != 0 || !now || step.aborted || progress->layers > model_.layers) return;
-    step.limit = clock_.Now() + SilentLimit(step.plan);
+    step.limit = clock_.Now() + step.silent_limit;
     if (step.control.on_layer) step.control.on_layer(progress->layers);
   }
 }
@@ -325,34 +324,6 @@ absl::StatusOr<Figures> ProcessWorkers::Measure(const ModelShape&) {
 void ProcessWorkers::Trace(bool on) {
   tracing_ = on;
   for (const WorkerPeerPtr& member : members_) member->link().Send(TraceMessage{on});
-}
-
-std::vector<Device::MemoryUse> ProcessWorkers::Memory() {
-  const uint64_t question = ++questions_;
-  for (const WorkerPeerPtr& member : members_) member->link().Send(MemoryMessage{question, {}});
-  std::map<std::string, Device::MemoryUse> sums;
-  size_t missing = members_.size();
-  const Instant deadline = clock_.Now() + kMemoryTimeout;
-  while (missing > 0 && clock_.Now() < deadline) {
-    const std::optional<WorkerEvent> event = roster_->NextEvent(deadline);
-    if (!event.has_value() || RankOf(*event->peer) < 0) continue;
-    if (!event->message.has_value()) {
-      --missing;
-      continue;
-    }
-    const auto* answer = std::get_if<MemoryMessage>(&*event->message);
-    if (answer == nullptr || answer->question != question) continue;
-    --missing;
-    for (const MemoryMessage::Use& use : answer->uses) {
-      Device::MemoryUse& sum = sums[use.what];
-      sum.what = use.what;
-      sum.bytes += use.bytes;
-      sum.peak_bytes += use.peak_bytes;
-    }
-  }
-  std::vector<Device::MemoryUse> out;
-  for (auto& [what, sum] : sums) out.push_back(std::move(sum));
-  return out;
 }
 
 }  // namespace

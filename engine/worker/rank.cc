@@ -27,9 +27,7 @@ Duration PeerTimeout(const RankOptions& options, const StepPlan& plan) {
   for (const DecodeToken& decode : plan.decodes) {
     attention += static_cast<double>(decode.position);
   }
-  const double layer =
-      4.0 * c.heads * c.head_dim * attention +
-      2.0 * rows * c.width * (2.0 * c.q_width() + 2.0 * c.kv_width() + 3.0 * c.ffn_width);
+  const double layer = c.pair_operations() * attention + 2.0 * rows * c.layer_weights();
   const double head = 2.0 * head_rows * c.width * static_cast<double>(c.vocab);
   const auto predicted = std::chrono::duration_cast<Duration>(
       std::chrono::duration<double>((layer + head) / options.floor_operations_per_s));
@@ -76,7 +74,7 @@ TransferPtr StepTransfers::Exchange(Communicator::ExchangeArgs args, Purpose pur
   args.deadline = rank_.Deadline();
   result_.ring_bytes += args.label.bytes;
   TransferPtr transfer = rank_.comm().StartExchange(std::move(args));
-  under_way_.push_back({transfer, purpose == Purpose::kRound});
+  under_way_.push_back({transfer, purpose});
   return transfer;
 }
 
@@ -87,7 +85,7 @@ TransferPtr StepTransfers::AllGather(Communicator::AllGatherArgs args) {
   const Instant before = rank_.options().clock->Now();
   TransferPtr transfer = rank_.comm().StartAllGather(std::move(args));
   host_wait_s_ += Seconds(rank_.options().clock->Now() - before);
-  under_way_.push_back({transfer, false});
+  under_way_.push_back({transfer, std::nullopt});
   return transfer;
 }
 
@@ -96,9 +94,10 @@ void StepTransfers::WaitFor(EventPtr event) {
 }
 
 void StepTransfers::Count(const Started& started) {
+  if (!started.purpose.has_value()) return;
   const double seconds = Seconds(started.transfer->transfer_time());
   result_.transfer_s += seconds;
-  if (started.round) result_.round_seconds.push_back(seconds);
+  if (*started.purpose == Purpose::kRound) result_.round_seconds.push_back(seconds);
 }
 
 void StepTransfers::Collect() {

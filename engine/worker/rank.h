@@ -5,6 +5,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -90,9 +91,10 @@ class StepTransfers {
  public:
   StepTransfers(Rank& rank, RankStepResult& result) : rank_(rank), result_(result) {}
 
-  // `round` says that it is a round of the ring's attention.
+  // `kRound`: a round of the ring's attention.
   enum class Purpose { kRound, kOther };
   TransferPtr Exchange(Communicator::ExchangeArgs args, Purpose purpose);
+  // Counted neither in ring_bytes nor in transfer_s: nothing hides it, the wait for it shows.
   TransferPtr AllGather(Communicator::AllGatherArgs args);
   // What is queued on the device from now on runs after `event`.
   void WaitFor(EventPtr event);
@@ -109,7 +111,7 @@ class StepTransfers {
  private:
   struct Started {
     TransferPtr transfer;
-    bool round;
+    std::optional<Purpose> purpose;  // of an exchange
   };
   void Count(const Started& started);
 

@@ -30,7 +30,11 @@ class Step {
     // Its failure is known, or follows from the abort.
     last->Await(rank_.Deadline()).IgnoreError();
     const absl::Status moved = transfers_.Finish();
-    if (result_.status.ok()) result_.status = moved;
+    if (result_.status.ok() && !moved.ok()) {
+      result_.status = moved;
+      rank_.comm().Abort(moved);
+      rank_.device().Abort(moved);
+    }
     if (!result_.status.ok() && last->done()) rank_.device().Recover();
     result_.work = rank_.device().TakeCounters();
     if (rank_.device().trace().enabled()) result_.trace = rank_.device().trace().Take();

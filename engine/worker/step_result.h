@@ -1,6 +1,7 @@
 // What a rank reports to the leader after a step; result_codec.h has its binary form.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -27,8 +28,10 @@ struct RankStepResult {
   absl::Status status;
   double prefill_busy_s = 0, prefill_wait_s = 0;
   double decode_busy_s = 0, decode_wait_s = 0;
-  int64_t ring_bytes = 0;             // sent
-  double transfer_s = 0;              // the communication lane's time for them
+  int64_t ring_bytes = 0;  // sent
+  double transfer_s = 0;   // the communication lane's time for them
+  // The part of it in which the rank computed.
+  double hidden_s() const { return std::max(0.0, transfer_s - prefill_wait_s); }
   std::vector<double> round_seconds;  // transfer time of each ring round
   WorkCounters work;
   uint64_t stopped_mask = 0;  // chunks that all ranks stopped working on

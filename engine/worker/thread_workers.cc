@@ -1,7 +1,6 @@
 #include "engine/worker/thread_workers.h"
 
 #include <algorithm>
-#include <map>
 #include <numeric>
 #include <thread>
 
@@ -29,7 +28,6 @@ class ThreadWorkers final : public Workers {
   bool HasNewcomers() override { return false; }
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
-  std::vector<Device::MemoryUse> Memory() override;
 
  private:
   struct RankThread {
@@ -143,22 +141,6 @@ void ThreadWorkers::Trace(bool on) {
   for (auto& at : ranks_) at->device->trace().Enable(on);
 }
 
-std::vector<Device::MemoryUse> ThreadWorkers::Memory() {
-  std::map<std::string, Device::MemoryUse> sums;
-  for (const auto& at : ranks_) {
-    for (const Device::MemoryUse& use : at->device->Memory()) {
-      Device::MemoryUse& sum = sums[use.what];
-      sum.what = use.what;
-      sum.bytes += use.bytes;
-      sum.peak_bytes += use.peak_bytes;
-    }
-  }
-  const size_t weights = model_.weights().bytes();
-  std::vector<Device::MemoryUse> out{{"expanded weights", weights, weights}};
-  for (auto& [what, sum] : sums) out.push_back(sum);
-  return out;
-}
-
 std::vector<RankStepResult> ThreadWorkers::RunOnAll(const Job& job) {
   std::vector<RankStepResult> results(ranks_.size());
   MutexLock lock(&mutex_);
@@ -195,15 +177,14 @@ absl::StatusOr<Figures> ThreadWorkers::Measure(const ModelShape& shape) {
 
 RankStepResult ThreadWorkers::RunOne(RankThread& at, const StepPlan& plan,
                                      const StepControl& control) {
+  const absl::Status fault = fault_ ? fault_(at.rank->index(), plan.step) : absl::OkStatus();
+  if (fault.ok()) return RunStep(*at.rank, plan, control);
+  at.lost = absl::IsUnavailable(fault);
+  // Peers that wait for this rank must learn at once.
+  at.comm->Abort(fault);
+  at.device->Abort(fault);
   RankStepResult result;
-  if (fault_) result.status = fault_(at.rank->index(), plan.step);
-  if (absl::IsUnavailable(result.status)) at.lost = true;
-  if (result.status.ok()) result = RunStep(*at.rank, plan, control);
-  if (!result.status.ok()) {
-    // Peers that wait for this rank must learn at once.
-    at.comm->Abort(result.status);
-    at.device->Abort(result.status);
-  }
+  result.status = fault;
   return result;
 }
 

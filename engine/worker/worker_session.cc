@@ -95,7 +95,6 @@ WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
     if (machine_ == nullptr) continue;  // nothing else before WELCOME
     if (const auto* form = std::get_if<FormMessage>(&*next)) Form(*form);
     if (const auto* step = std::get_if<StepMessage>(&*next)) RunStep(*step);
-    if (const auto* memory = std::get_if<MemoryMessage>(&*next)) AnswerMemory(memory->question);
     if (const auto* measure = std::get_if<MeasureMessage>(&*next)) Measure(*measure);
     if (const auto* trace = std::get_if<TraceMessage>(&*next)) {
       machine_->device.trace().Enable(trace->on);
@@ -310,16 +309,6 @@ void WorkerSession::Measure(const MeasureMessage& ask) {
   if (!figures.ok()) AbortRing(figures.status());
   link_->Send(MeasuredMessage{ask.question, figures.status(),
                               figures.ok() ? *std::move(figures) : std::vector<double>()});
-}
-
-void WorkerSession::AnswerMemory(uint64_t question) {
-  MemoryMessage answer{question, {}};
-  const size_t weights = machine_->cpu_model.weights().bytes();
-  answer.uses.push_back({"expanded weights", weights, weights});
-  for (const Device::MemoryUse& use : machine_->device.Memory()) {
-    answer.uses.push_back({use.what, use.bytes, use.peak_bytes});
-  }
-  link_->Send(answer);
 }
 
 }  // namespace ringfill

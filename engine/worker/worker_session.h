@@ -58,7 +58,6 @@ class WorkerSession {
   // What a plan for this rank may ask, whoever wrote it.
   PlanLimits LimitsOfPlans() const;
   bool ShouldStop(const StepPlan& plan, int chunk);
-  void AnswerMemory(uint64_t question);
   void Measure(const MeasureMessage& ask);
   absl::StatusOr<std::vector<double>> MeasureFigures(Duration limit);
   void AbortRing(const absl::Status& status);

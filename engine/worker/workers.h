@@ -46,9 +46,6 @@ class Workers {
 
   // Starts or ends the recording of TraceSpans on every rank.
   virtual void Trace(bool on) = 0;
-
-  // What of it cannot be read from step results: buffers by name, summed over ranks of a process.
-  virtual std::vector<Device::MemoryUse> Memory() = 0;
 };
 
 // For tests of failure, with ranks as threads: asked by each rank before each step. A status that

@@ -49,7 +49,10 @@ Client::~Client() {
 
 RequestEvent Client::Next() {
   while (true) {
-    if (std::optional<RequestEvent> event = outbox_->TryPop()) return *std::move(event);
+    if (std::optional<RequestEvent> event = outbox_->TryPop()) {
+      Note(*event);
+      return *std::move(event);
+    }
     const Instant until = Clock::Real().Now() + kHangLimit;
     MutexLock lock(&signal_->mutex);
     while (!signal_->ready) {
@@ -62,22 +65,18 @@ RequestEvent Client::Next() {
   }
 }
 
+void Client::Note(const RequestEvent& event) {
+  if (const auto* e = std::get_if<AcceptedEvent>(&event)) outcome_.accepted.push_back(*e);
+  if (const auto* e = std::get_if<ProgressEvent>(&event)) outcome_.progress.push_back(*e);
+  if (const auto* e = std::get_if<TokenEvent>(&event)) outcome_.tokens.push_back(*e);
+  if (const auto* e = std::get_if<FailedEvent>(&event)) outcome_.status = e->status;
+  if (const auto* e = std::get_if<DoneEvent>(&event)) outcome_.done = *e;
+  ended_ = std::holds_alternative<FailedEvent>(event) || std::holds_alternative<DoneEvent>(event);
+}
+
 Outcome Client::Finish() {
-  Outcome out;
-  while (true) {
-    RequestEvent event = Next();
-    if (auto* accepted = std::get_if<AcceptedEvent>(&event)) out.accepted.push_back(*accepted);
-    if (auto* progress = std::get_if<ProgressEvent>(&event)) out.progress.push_back(*progress);
-    if (auto* token = std::get_if<TokenEvent>(&event)) out.tokens.push_back(*token);
-    if (auto* failed = std::get_if<FailedEvent>(&event)) {
-      out.status = failed->status;
-      return out;
-    }
-    if (auto* done = std::get_if<DoneEvent>(&event)) {
-      out.done = *done;
-      return out;
-    }
-  }
+  while (!ended_) Next();
+  return outcome_;
 }
 
 EngineRunner::EngineRunner(std::shared_ptr<const Model> model,

@@ -34,15 +34,19 @@ class Client {
 
   // The next event, waiting for it.
   RequestEvent Next();
-  // Reads on until Done or Failed.
+  // Reads on until Done or Failed; what Next() has read is in the outcome too.
   Outcome Finish();
+  bool ended() const { return ended_; }
   Outbox& outbox() { return *outbox_; }
 
  private:
   struct Signal;
   Client() = default;
+  void Note(const RequestEvent& event);
   std::shared_ptr<Signal> signal_;
   std::shared_ptr<Outbox> outbox_;
+  Outcome outcome_;
+  bool ended_ = false;
 };
 
 class EngineRunner {

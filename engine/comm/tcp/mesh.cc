@@ -202,13 +202,14 @@ absl::Status Mesh::PartMismatch(int peer, uint64_t theirs, uint64_t ours) const 
 // ---- transfers
 
 absl::Status Mesh::Progress() {
-  RF_RETURN_IF_ERROR(ProgressGathers());
-  return ProgressExchanges();
+  RF_RETURN_IF_ERROR(ProgressInOrder(gathers_));
+  return ProgressInOrder(exchanges_);
 }
 
-absl::Status Mesh::ProgressExchanges() {
-  while (!exchanges_.empty()) {
-    ExchangeOp& op = exchanges_.front();
+template <typename Op>
+absl::Status Mesh::ProgressInOrder(std::deque<Op>& ops) {
+  while (!ops.empty()) {
+    Op& op = ops.front();
     if (!op.active) {
       RF_ASSIGN_OR_RETURN(const bool may, MayStart(op.args.after, op.args.deadline));
       if (!may) return absl::OkStatus();
@@ -217,23 +218,7 @@ absl::Status Mesh::ProgressExchanges() {
     RF_ASSIGN_OR_RETURN(const bool done, Advance(op));
     if (!done) return absl::OkStatus();
     Complete(op);
-    exchanges_.pop_front();
-  }
-  return absl::OkStatus();
-}
-
-absl::Status Mesh::ProgressGathers() {
-  while (!gathers_.empty()) {
-    GatherOp& op = gathers_.front();
-    if (!op.active) {
-      RF_ASSIGN_OR_RETURN(const bool may, MayStart(op.args.after, op.args.deadline));
-      if (!may) return absl::OkStatus();
-      RF_RETURN_IF_ERROR(Activate(op));
-    }
-    RF_ASSIGN_OR_RETURN(const bool done, Advance(op));
-    if (!done) return absl::OkStatus();
-    Complete(op);
-    gathers_.pop_front();
+    ops.pop_front();
   }
   return absl::OkStatus();
 }

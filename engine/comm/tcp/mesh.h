@@ -104,8 +104,9 @@ class Mesh {
   absl::Status PartMismatch(int peer, uint64_t theirs, uint64_t ours) const;
 
   absl::Status Progress();
-  absl::Status ProgressExchanges();
-  absl::Status ProgressGathers();
+  // Runs the operations at the front, one after the other, as far as they go.
+  template <typename Op>
+  absl::Status ProgressInOrder(std::deque<Op>& ops);
   // False: its events are still to come.
   absl::StatusOr<bool> MayStart(const std::vector<EventPtr>& after, Instant deadline) const;
   absl::Status Activate(ExchangeOp& op);

@@ -43,8 +43,6 @@ class LayerForward {
  public:
   LayerForward(const Model& model, const ExpandedWeights& weights, DType dtype);
 
-  DType dtype() const { return dtype_; }
-
   // x: [rows, width] floats; cos_sin: [rows, rope_dims]. Leaves q, k, v in `scratch`.
   void ProjectQkv(int layer, const float* x, const float* cos_sin, int64_t rows,
                   MatrixProducts& products, TileScratch& scratch) const;

@@ -58,7 +58,6 @@ std::vector<ControlMessage> AllMessages() {
           ResultMessage{7, 8, "a result"},
           AbortMessage{7, absl::UnavailableError("rank 2 is gone")},
           TraceMessage{true},
-          MemoryMessage{4, {{"kv pages", 100, 200}, {"x", 1, 2}}},
           MeasureMessage{4, 1000},
           MeasuredMessage{4, absl::OkStatus(), {1.5, 2}},
           BeatMessage{-5},

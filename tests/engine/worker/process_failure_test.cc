@@ -38,14 +38,9 @@ double LostTotal(ProcessRing& ring) {
   return sum;
 }
 
-// Reads events until `n` of them have come or the request has ended.
-void ReadEvents(Client& client, int n, Outcome& outcome, bool& ended) {
-  for (int i = 0; i < n && !ended; ++i) {
-    RequestEvent event = client.Next();
-    if (auto* token = std::get_if<TokenEvent>(&event)) outcome.tokens.push_back(*token);
-    if (auto* failed = std::get_if<FailedEvent>(&event)) outcome.status = failed->status;
-    ended = std::holds_alternative<FailedEvent>(event) || std::holds_alternative<DoneEvent>(event);
-  }
+// Reads `n` events, fewer when the request ends before.
+void ReadEvents(Client& client, int n) {
+  for (int i = 0; i < n && !client.ended(); ++i) client.Next();
 }
 
 struct Tally {
@@ -59,10 +54,8 @@ void KillDuringRequest(ProcessRing& ring, int ranks, const std::vector<TokenId>&
   const int64_t recomputed = ring.engine().Status().recomputed_tokens;
   auto client = Client::Start(ring.engine(), Greedy(prompt, kNewTokens));
   ASSERT_TRUE(client.ok()) << client.status();
-  Outcome outcome;
-  bool ended = false;
   // Some two dozen of progress, then as many tokens: kills hit the prefill and the decode alike.
-  ReadEvents(**client, static_cast<int>(rng() % 45), outcome, ended);
+  ReadEvents(**client, static_cast<int>(rng() % 45));
   const Instant moment = Clock::Real().Now() + std::chrono::microseconds(rng() % 20000);
   while (Clock::Real().Now() < moment) {
   }
@@ -72,7 +65,7 @@ void KillDuringRequest(ProcessRing& ring, int ranks, const std::vector<TokenId>&
   const Instant killed = Clock::Real().Now();
   kill(pids.at(victim), SIGKILL);
   ++tally.killed;
-  ReadEvents(**client, 1 << 20, outcome, ended);
+  const Outcome outcome = (*client)->Finish();
   tally.slowest_s = std::max(tally.slowest_s, Seconds(Clock::Real().Now() - killed));
   if (!outcome.status.ok()) {
     EXPECT_EQ(outcome.status.code(), absl::StatusCode::kUnavailable) << outcome.status;
@@ -123,11 +116,9 @@ TEST(ProcessFailureTest, TheOnlyWorkerIsReplaced) {
   const auto prompt = RandomPrompt(600, tiny.vocab, 3);
   auto client = Client::Start(ring.engine(), Greedy(prompt, 200));
   ASSERT_TRUE(client.ok());
-  Outcome outcome;
-  bool ended = false;
-  ReadEvents(**client, 10, outcome, ended);
+  ReadEvents(**client, 10);
   kill(ring.Pids().at(0), SIGKILL);
-  ReadEvents(**client, 1 << 20, outcome, ended);
+  const Outcome outcome = (*client)->Finish();
   if (outcome.status.ok()) {
     EXPECT_EQ(outcome.tokens.size(), 200u);
   } else {
@@ -161,9 +152,7 @@ TEST(ProcessFailureTest, AStoppedWorkerIsNoticedAndReplaced) {
     SCOPED_TRACE(victim);
     auto client = Client::Start(ring.engine(), Greedy(prompt, kNewTokens));
     ASSERT_TRUE(client.ok());
-    Outcome outcome;
-    bool ended = false;
-    ReadEvents(**client, 4, outcome, ended);
+    ReadEvents(**client, 4);
     const double lost = LostTotal(ring);
     const Instant stopped = Clock::Real().Now();
     kill(ring.Pids().at(victim), SIGSTOP);
@@ -171,7 +160,7 @@ TEST(ProcessFailureTest, AStoppedWorkerIsNoticedAndReplaced) {
     const double seconds = Seconds(Clock::Real().Now() - stopped);
     std::printf("a stopped worker was noticed after %.2f s\n", seconds);
     EXPECT_LT(seconds, 2.5);
-    ReadEvents(**client, 1 << 20, outcome, ended);
+    const Outcome outcome = (*client)->Finish();
     EXPECT_TRUE(outcome.status.ok()) << outcome.status;
     EXPECT_EQ(outcome.tokens.size(), static_cast<size_t>(kNewTokens));
     ExpectMatchesReference(ring.engine().model(), prompt, outcome, 1e-3);
