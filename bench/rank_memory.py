@@ -6,7 +6,7 @@ worker's peak resident memory, and fits peak = constant + c * tokens / ranks for
 ranks. A sharded KV cache and ring show as one c for all of them; a replicated cache would show as a
 c that grows with the ranks.
 
-    bench/rank_memory.py --model SmolLM2-cut2.gguf --ranks 1 2 4 --tokens 1024 8192 32768
+    bench/rank_memory.py --model SmolLM2-cut20.gguf --ranks 1 2 4 --tokens 1024 8192 32768
 """
 
 import argparse
