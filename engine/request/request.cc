@@ -68,18 +68,18 @@ absl::Status CheckStop(const StopOptions& stop, int64_t vocab) {
 
 absl::Status CheckDocuments(const Request& request) {
   const std::vector<int64_t>& starts = request.document_starts;
-  RF_RETURN_IF_ERROR(CheckCount("document_starts", starts.size(), kMaxDocuments));
+  RF_RETURN_IF_ERROR(CheckCount("prompt.document_starts", starts.size(), kMaxDocuments));
   const auto tokens = static_cast<int64_t>(request.prompt.size());
   for (size_t i = 0; i < starts.size(); ++i) {
     if (starts[i] < 0 || starts[i] >= tokens) {
-      return absl::InvalidArgumentError(absl::StrCat("document_starts[", i, "] is ", starts[i],
-                                                     ", the prompt has positions 0 to ",
+      return absl::InvalidArgumentError(absl::StrCat("prompt.document_starts[", i, "] is ",
+                                                     starts[i], ", the prompt has positions 0 to ",
                                                      tokens - 1));
     }
     if (i > 0 && starts[i] <= starts[i - 1]) {
-      return absl::InvalidArgumentError(absl::StrCat("document_starts[", i, "] is ", starts[i],
-                                                     ", must be above the one before it, ",
-                                                     starts[i - 1]));
+      return absl::InvalidArgumentError(
+          absl::StrCat("prompt.document_starts[", i, "] is ", starts[i],
+                       ", must be above the one before it, ", starts[i - 1]));
     }
   }
   return absl::OkStatus();
