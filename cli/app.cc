@@ -108,6 +108,14 @@ void AddPromptFlags(CLI::App& command, PromptOptions& prompt) {
   command.add_flag("--special", prompt.special, "Recognise special tokens written in the text")
       ->excludes(&chat)
       ->excludes(&ids);
+  command
+      .add_option("--document-starts", prompt.document_starts,
+                  "Token positions, such as 0,100,250, at which documents begin that do not see "
+                  "each other; new tokens continue the last")
+      ->type_name("P,P,...")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(kNoMinus);
 }
 
 void AddSamplingFlags(CLI::App& command, GenerateOptions& options) {

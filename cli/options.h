@@ -30,6 +30,7 @@ struct PromptOptions {
   bool chat = false;
   std::optional<std::string> system;  // only with chat
   bool special = false;               // recognise special tokens written out in the text
+  std::vector<uint32_t> document_starts;
 };
 
 enum class ProgressMode { kAuto, kAlways, kNever };  // kAuto: on a terminal

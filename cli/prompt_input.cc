@@ -100,6 +100,8 @@ std::string ValidUtf8(std::string_view text, const std::string& what, Console& c
 
 absl::StatusOr<v1::Prompt> BuildPrompt(const PromptOptions& options, Console& console) {
   v1::Prompt prompt;
+  prompt.mutable_document_starts()->Assign(options.document_starts.begin(),
+                                           options.document_starts.end());
   if (options.token_ids_file) {
     RF_ASSIGN_OR_RETURN(const std::string json, ReadInput(*options.token_ids_file, console));
     absl::StatusOr<std::vector<uint32_t>> ids = ParseTokenIds(json);

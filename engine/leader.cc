@@ -87,6 +87,7 @@ void Leader::TakeInbox() {
     SequenceSpec spec;
     spec.id = arrival.id;
     spec.prompt = request.prompt;
+    spec.document_starts = request.document_starts;
     spec.max_new_tokens = arrival.generation->max_tokens();
     spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
     active_.emplace(arrival.id, std::move(arrival.generation));

@@ -50,13 +50,15 @@ struct RowBatch {
   int64_t rows() const { return static_cast<int64_t>(position.size()); }
 };
 
-// Queries of one chunk that attend together: rows [row, row + tokens) of some rank's batch.
+// Queries of one document of a chunk that attend together: rows [row, row + tokens) of some rank's
+// batch.
 struct QueryTile {
   int chunk;
   int64_t row;
   int tokens;
-  int run;      // which KvRun of the batch they look at
-  bool wanted;  // see RowTile
+  int run;            // which KvRun of the batch they look at
+  bool wanted;        // see RowTile
+  int64_t begin = 0;  // the first KV token of the run that they see
 };
 
 // One chunk's KV on one rank: pages of a pool, or of a shard received.
@@ -70,8 +72,9 @@ struct KvRun {
 // What some rank's queries see of one rank's KV. No row is in two tiles.
 struct AttendBatch {
   std::vector<QueryTile> tiles;
-  std::vector<int64_t> visible;  // [rows] KV tokens of the tile's run that the row sees;
-                                 // does not fall within a tile
+  std::vector<int64_t> visible;  // [rows] of the tile's run, the row sees KV tokens
+                                 // [tile.begin, visible); at least begin, does not fall within a
+                                 // tile
   std::vector<KvRun> runs;
 };
 

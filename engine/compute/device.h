@@ -173,10 +173,14 @@ class Device {
     std::vector<TokenId> token;     // [tokens]
     std::vector<int64_t> position;  // [tokens]
     std::vector<int> run;           // [tokens] whose KV the token sees
-    std::vector<int64_t> visible;   // [tokens] KV tokens of the run on this rank, itself included
-    std::vector<KvRun> runs;        // this rank's pages
-    std::vector<KvStore> stores;    // tokens whose home this rank is; KvStore::row is the token
+    // [tokens] of the run on this rank, the token sees KV tokens [begin, visible), itself included.
+    // begin may be empty: 0 for all.
+    std::vector<int64_t> visible;
+    std::vector<int64_t> begin;
+    std::vector<KvRun> runs;      // this rank's pages
+    std::vector<KvStore> stores;  // tokens whose home this rank is; KvStore::row is the token
     int64_t tokens() const { return static_cast<int64_t>(token.size()); }
+    int64_t BeginOf(size_t t) const { return begin.empty() ? 0 : begin[t]; }
   };
   // Four all-gathers a layer lie between the five stages; all ranks send equally many bytes.
   enum class TokenStage { kQkv, kStates, kOutput, kFfn };

@@ -3,11 +3,17 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/schedule/documents.h"
 
 namespace ringfill {
 namespace {
 
 int64_t RoundUp(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+// Keys in the pages that hold [begin, end).
+int64_t KeysInPages(int64_t begin, int64_t end, int64_t page_tokens) {
+  return end <= begin ? 0 : RoundUp(end, page_tokens) - begin / page_tokens * page_tokens;
+}
 
 // Sum over x in [first, first + n) of RoundUp(x, unit); first >= 1.
 double SumRoundedUp(int64_t first, int64_t n, int64_t unit) {
@@ -91,7 +97,12 @@ class RowCounter {
 
   void AddQueries(int64_t begin, int64_t end, int home) {
     for (int64_t at = begin; at < end;) {
-      const int64_t rows = std::min(end - at, tiles_.query_tokens - tile_rows_);
+      if (at < document_.begin || at >= document_.end) {
+        if (tile_rows_ > 0) CloseQueryTile();
+        document_ = DocumentAt(chunk_.document_starts, at);
+      }
+      const int64_t rows =
+          std::min(std::min(end, document_.end) - at, tiles_.query_tokens - tile_rows_);
       tile_parts_.push_back({at, rows, home});
       tile_rows_ += rows;
       tile_wanted_ = tile_wanted_ || WantedIn(at, at + rows);
@@ -103,19 +114,22 @@ class RowCounter {
   void CloseQueryTile() {
     for (int s = 0; s < placement_.ranks(); ++s) {
       AttendCount count;
+      const int64_t begin = document_.begin == 0 ? 0 : placement_.TokensBefore(s, document_.begin);
+      const int64_t skipped = begin / tiles_.page_tokens * tiles_.page_tokens;
       int64_t last = 0;
       for (const Part& part : tile_parts_) {
         const int64_t first = placement_.TokensBefore(s, part.position + 1);
         last = first;
         if (s == part.home) {
-          count.token_keys += SumRoundedUp(first, part.rows, tiles_.page_tokens);
+          count.token_keys += SumRoundedUp(first, part.rows, tiles_.page_tokens) -
+                              static_cast<double>(skipped * part.rows);
           last = first + part.rows - 1;
         } else {
-          count.token_keys += static_cast<double>(RoundUp(first, tiles_.page_tokens)) *
-                              static_cast<double>(part.rows);
+          count.token_keys +=
+              static_cast<double>(KeysInPages(begin, first, tiles_.page_tokens) * part.rows);
         }
       }
-      count.tile_keys = static_cast<double>(RoundUp(last, tiles_.page_tokens));
+      count.tile_keys = static_cast<double>(KeysInPages(begin, last, tiles_.page_tokens));
       Add(count, out_.attend[static_cast<size_t>(s)]);
       if (tile_wanted_) Add(count, out_.wanted_attend[static_cast<size_t>(s)]);
     }
@@ -143,6 +157,7 @@ class RowCounter {
   RankCount& out_;
   int64_t product_rows_ = 0;
   bool product_wanted_ = false;
+  Span document_;  // that the query tile's rows lie in
   std::vector<Part> tile_parts_;
   int64_t tile_rows_ = 0;
   bool tile_wanted_ = false;
@@ -190,8 +205,7 @@ ChunkCounts CountChunk(const PrefillChunk& chunk, const Placement& placement, To
   std::vector<RowCounter> counters;
   for (int r = 0; r < placement.ranks(); ++r) {
     RankCount& rank = counts.ranks[static_cast<size_t>(r)];
-    rank.pages =
-        (placement.TokensBefore(r, chunk.end()) + tiles.page_tokens - 1) / tiles.page_tokens;
+    rank.pages = PagesSeen(chunk, placement, r, tiles.page_tokens).count;
     counters.emplace_back(chunk, placement, mode, tiles, rank);
   }
   if (mode == TokenMode::kDealt) {
@@ -208,11 +222,15 @@ std::vector<AttendCount> CountReplicated(const PrefillChunk& chunk, const Placem
   std::vector<AttendCount> counts(static_cast<size_t>(placement.ranks()));
   int64_t in_tile = 0;
   for (const Span& span : chunk.spans) {
+    Span document;
     for (int64_t p = span.begin; p < span.end; ++p) {
-      const bool ends_tile = ++in_tile == tile_tokens || p + 1 == chunk.end();
+      if (p >= document.end) document = DocumentAt(chunk.document_starts, p);
+      const bool ends_tile =
+          ++in_tile == tile_tokens || p + 1 == chunk.end() || p + 1 == document.end;
       for (int r = 0; r < placement.ranks(); ++r) {
         const auto keys =
-            static_cast<double>(RoundUp(placement.TokensBefore(r, p + 1), page_tokens));
+            static_cast<double>(KeysInPages(placement.TokensBefore(r, document.begin),
+                                            placement.TokensBefore(r, p + 1), page_tokens));
         counts[static_cast<size_t>(r)].token_keys += keys;
         if (ends_tile) counts[static_cast<size_t>(r)].tile_keys += keys;
       }

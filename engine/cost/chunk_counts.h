@@ -32,7 +32,7 @@ struct RankCount {
   int64_t wanted_rounded_rows = 0;         // of the tiles that the last layer finishes
   std::vector<AttendCount> attend;         // [ranks] of the KV
   std::vector<AttendCount> wanted_attend;  // [ranks] tiles that the last layer needs
-  int64_t pages = 0;                       // of the chunk's sequence on this rank
+  int64_t pages = 0;                       // on this rank, that the chunk's tokens see
   std::vector<int64_t> rows_home;          // [ranks] rows dealt to this rank whose home is there
 };
 

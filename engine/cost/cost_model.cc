@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "engine/cost/sharded_schedule.h"
+#include "engine/schedule/documents.h"
 
 namespace ringfill {
 namespace {
@@ -56,7 +57,7 @@ bool CostModel::GatherFits(const PrefillChunk& chunk, const Placement& placement
   int64_t pages = 0;
   const int64_t page_tokens = options_.shape.page_tokens;
   for (int r = 0; r < ranks(); ++r) {
-    pages += (placement.TokensBefore(r, chunk.end()) + page_tokens - 1) / page_tokens;
+    pages += PagesSeen(chunk, placement, r, page_tokens).count;
   }
   return pages * PageLayerBytes(options_.shape) + ranks() * kRoundHeaderBytes <=
          options_.gather_bytes;

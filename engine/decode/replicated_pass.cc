@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "engine/schedule/documents.h"
+
 namespace ringfill {
 namespace {
 
@@ -36,15 +38,16 @@ void ReplicatedPass::ListTokens() {
     size_t index = 0;
     for (const Span& span : chunk.spans) {
       for (int64_t p = span.begin; p < span.end; ++p) {
-        tokens_.push_back(
-            {chunk.tokens[index++], p, chunk.placement, static_cast<int>(c), &chunk.pages});
+        tokens_.push_back({chunk.tokens[index++], p, chunk.placement, static_cast<int>(c),
+                           &chunk.pages, DocumentStart(chunk.document_starts, p)});
       }
     }
     last_of_chunk_[c] = tokens_.size() - 1;
   }
   first_decode_ = tokens_.size();
   for (const DecodeToken& decode : plan_.decodes) {
-    tokens_.push_back({decode.token, decode.position, decode.placement, -1, &decode.pages});
+    tokens_.push_back({decode.token, decode.position, decode.placement, -1, &decode.pages,
+                       decode.document_start});
   }
 }
 
@@ -62,6 +65,7 @@ std::shared_ptr<const Device::TokenBatch> ReplicatedPass::MakeBatch(size_t first
     batch->token.push_back(token.token);
     batch->position.push_back(token.position);
     batch->visible.push_back(placement.TokensBefore(me, token.position + 1));
+    batch->begin.push_back(placement.TokensBefore(me, token.document_start));
     const bool same_run = i > first && token.chunk >= 0 && tokens_[i - 1].chunk == token.chunk;
     if (!same_run) batch->runs.push_back({pages, 0});
     batch->run.push_back(static_cast<int>(batch->runs.size()) - 1);

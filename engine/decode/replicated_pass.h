@@ -42,6 +42,7 @@ class ReplicatedPass {
     int placement;
     int chunk;  // -1: a decode
     const BlockTable* pages;
+    int64_t document_start;
   };
 
   void ListTokens();

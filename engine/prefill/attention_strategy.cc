@@ -24,7 +24,9 @@ std::vector<KvRun> PassContext::OwnRuns(const std::vector<int>& chunks) const {
   for (const int chunk : chunks) {
     const std::vector<PageId>& pages =
         plan.chunks[static_cast<size_t>(chunk)].pages[static_cast<size_t>(me())];
-    runs.push_back({{pages.begin(), pages.begin() + layout.PagesOn(chunk, me())}, 0});
+    const PageRange seen = layout.PagesOn(chunk, me());
+    const auto first = pages.begin() + seen.first;
+    runs.push_back({{first, first + seen.count}, 0});
   }
   return runs;
 }

@@ -13,8 +13,8 @@ KvShards::KvShards(PassContext& pass, const std::vector<int>& chunks, RingStrate
     size_t bytes = 0;
     for (const int chunk : chunks) {
       runs.push_back({{}, bytes});
-      bytes +=
-          static_cast<size_t>(pass.layout.PagesOn(chunk, rank)) * pass.rank.geometry().LayerBytes();
+      bytes += static_cast<size_t>(pass.layout.PagesOn(chunk, rank).count) *
+               pass.rank.geometry().LayerBytes();
     }
     bytes_.push_back(bytes);
     if (rank == pass.me()) {

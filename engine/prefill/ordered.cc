@@ -87,9 +87,11 @@ class Ordered final : public AttentionStrategy {
   void AddChunk(int run) {
     const int chunk = chunks_[static_cast<size_t>(run)];
     const int64_t page_tokens = pass_.layout.page_tokens();
-    const int64_t end = pass_.plan.chunks[static_cast<size_t>(chunk)].end();
-    const int64_t pages = (end + page_tokens - 1) / page_tokens;
-    for (int64_t first = 0; first < pages; first += cut_pages_) {
+    const PrefillChunk& c = pass_.plan.chunks[static_cast<size_t>(chunk)];
+    const int64_t pages = (c.end() + page_tokens - 1) / page_tokens;
+    // Cuts stay where they are in the sequence; those that nobody sees are left out.
+    const int64_t seen = pass_.layout.StartOf(chunk, c.begin()) / page_tokens;
+    for (int64_t first = seen / cut_pages_ * cut_pages_; first < pages; first += cut_pages_) {
       const int64_t count = std::min(cut_pages_, pages - first);
       if (windows_.empty() || pages_in_last_ + count > window_pages_) {
         windows_.push_back({{}, std::vector<size_t>(chunks_.size(), 0), {}, {}, nullptr});
@@ -114,15 +116,18 @@ class Ordered final : public AttentionStrategy {
     std::vector<PageId>& pages = step.runs[static_cast<size_t>(run)].pages;
     for (int64_t i = 0; i < count; ++i) pages.push_back(static_cast<PageId>(first + i));
     const RankRows& rows = pass_.layout.rows(pass_.me());
-    for (const QueryTile& tile : tiles_) {
+    for (QueryTile tile : tiles_) {
       if (tile.run != run) continue;
+      const int64_t start =
+          pass_.layout.StartOf(tile.chunk, rows.position[static_cast<size_t>(tile.row)]);
+      tile.begin = std::clamp<int64_t>(start - first * page_tokens, 0, count * page_tokens);
       int64_t seen = 0;
       for (int64_t row = tile.row; row < tile.row + tile.tokens; ++row) {
         const int64_t position = rows.position[static_cast<size_t>(row)];
         seen = std::clamp<int64_t>(position + 1 - first * page_tokens, 0, count * page_tokens);
         step.visible[static_cast<size_t>(row)] = seen;
       }
-      if (seen > 0) step.tiles.push_back(tile);
+      if (seen > tile.begin) step.tiles.push_back(tile);
     }
   }
 

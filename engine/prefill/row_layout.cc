@@ -139,9 +139,8 @@ int StepLayout::RankOfLast(int chunk) const {
   return turn_[Index(chunk)] % plan_.ranks;
 }
 
-int64_t StepLayout::PagesOn(int chunk, int rank) const {
-  const int64_t tokens = placement(chunk).TokensBefore(rank, plan_.chunks[Index(chunk)].end());
-  return (tokens + options_.page_tokens - 1) / options_.page_tokens;
+PageRange StepLayout::PagesOn(int chunk, int rank) const {
+  return PagesSeen(plan_.chunks[Index(chunk)], placement(chunk), rank, options_.page_tokens);
 }
 
 std::vector<KvSection> StepLayout::SectionsOf(int source) const {
@@ -232,15 +231,19 @@ std::vector<QueryTile> StepLayout::QueryTiles(const std::vector<int>& chunks, in
   for (size_t i = 0; i < chunks.size(); ++i) run_of[Index(chunks[i])] = static_cast<int>(i);
   std::vector<QueryTile> out;
   const RankRows& rows = this->rows(rank);
+  int64_t document_end = 0;  // of the last tile's
   for (int64_t row = 0; row < rows.rows(); ++row) {
     const int chunk = rows.chunk[Index(row)];
     const int run = run_of[Index(chunk)];
     if (run < 0) continue;
-    if (out.empty() || out.back().chunk != chunk || out.back().tokens == options_.query_tokens) {
+    const int64_t position = rows.position[Index(row)];
+    if (out.empty() || out.back().chunk != chunk || out.back().tokens == options_.query_tokens ||
+        position >= document_end) {
       out.push_back({chunk, row, 0, run, false});
+      document_end = DocumentAt(plan_.chunks[Index(chunk)].document_starts, position).end;
     }
     ++out.back().tokens;
-    out.back().wanted |= Wanted(chunk, rows.position[Index(row)]);
+    out.back().wanted |= Wanted(chunk, position);
   }
   return out;
 }
@@ -253,10 +256,14 @@ AttendBatch StepLayout::MakeAttend(const std::vector<int>& chunks, int query_ran
   batch.runs = std::move(runs);
   const RankRows& rows = this->rows(query_rank);
   batch.visible.resize(rows.position.size());
-  for (const QueryTile& tile : batch.tiles) {
+  for (QueryTile& tile : batch.tiles) {
     const Placement& placement = this->placement(tile.chunk);
+    const int64_t skipped = PagesOn(tile.chunk, kv_rank).first * options_.page_tokens;
+    const int64_t start = StartOf(tile.chunk, rows.position[Index(tile.row)]);
+    if (start > 0) tile.begin = placement.TokensBefore(kv_rank, start) - skipped;
     for (int64_t row = tile.row; row < tile.row + tile.tokens; ++row) {
-      batch.visible[Index(row)] = placement.TokensBefore(kv_rank, rows.position[Index(row)] + 1);
+      batch.visible[Index(row)] =
+          placement.TokensBefore(kv_rank, rows.position[Index(row)] + 1) - skipped;
     }
   }
   return batch;

@@ -15,6 +15,7 @@
 
 #include "engine/compute/batch.h"
 #include "engine/layout/placement.h"
+#include "engine/schedule/documents.h"
 #include "engine/schedule/step_plan.h"
 
 namespace ringfill {
@@ -58,10 +59,14 @@ class StepLayout {
   bool Wanted(int chunk, int64_t position) const;
 
   const RankRows& rows(int rank) const { return rows_[static_cast<size_t>(rank)]; }
+  // Where the document begins that holds the token.
+  int64_t StartOf(int chunk, int64_t position) const {
+    return DocumentStart(plan_.chunks[static_cast<size_t>(chunk)].document_starts, position);
+  }
   // The rank that computes the chunk's last position.
   int RankOfLast(int chunk) const;
-  // Pages that hold the chunk's KV on `rank`.
-  int64_t PagesOn(int chunk, int rank) const;
+  // Pages on `rank` that hold KV which the chunk's tokens see.
+  PageRange PagesOn(int chunk, int rank) const;
 
   RowBatch MakeBatch(int rank) const;
   // [ranks] by destination, the rank itself included.
@@ -70,9 +75,10 @@ class StepLayout {
   // first row.
   std::vector<KvStore> StoresFrom(int source, int home) const;
 
-  // Tiles of the rows of `rank` in `chunks`; QueryTile::run is the index in `chunks`.
+  // Tiles of the rows of `rank` in `chunks`, one document each; QueryTile::run is the index in
+  // `chunks`, begin is not set.
   std::vector<QueryTile> QueryTiles(const std::vector<int>& chunks, int rank) const;
-  // Those, and what their rows see on rank `kv_rank`. runs: one for each of `chunks`.
+  // Those, and what their rows see on rank `kv_rank`. runs: one for each of `chunks`, its PagesOn.
   AttendBatch MakeAttend(const std::vector<int>& chunks, int query_rank, int kv_rank,
                          std::vector<KvRun> runs) const;
 

@@ -73,9 +73,10 @@ struct DoneEvent {
   Usage usage;
   Timings timings;
   std::vector<RankShare> ranks;
-  // Prompt log-likelihoods when asked for: entry i is log p(prompt[i+1] | prompt[0..i]), natural;
-  // prompt_tokens - 1 of them.
+  // Prompt log-likelihoods when asked for: entry i is log p(prompt[i+1] | what it sees of
+  // prompt[0..i]), natural; prompt_tokens - 1 of them. 0 where prompt[i+1] begins a document.
   std::vector<float> prompt_logprobs;
+  int64_t predictions = 0;  // of those entries: all but the zeros at documents' beginnings
 };
 
 struct FailedEvent {

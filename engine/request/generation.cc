@@ -44,8 +44,8 @@ void Generation::NoteProgress(double processed, double attention_share, Instant 
   processed = most_processed_ = std::max(processed, most_processed_);
   const auto total = static_cast<double>(request_.prompt.size());
   const double elapsed = started_.has_value() ? Seconds(now - *started_) : 0.0;
-  // Cost of the first n tokens: products are linear, causal attention is n^2/2.
-  auto cost = [attention_share](double n) { return n + attention_share * n * n / 2; };
+  // Cost of the first n tokens: products are linear.
+  auto cost = [&](double n) { return n + attention_share * CausalPairs(n); };
   ProgressEvent event;
   event.processed_tokens = static_cast<int64_t>(processed);
   event.total_tokens = static_cast<int64_t>(request_.prompt.size());
@@ -80,7 +80,25 @@ void Generation::AddScore(int rank, int64_t position, float logprob) {
         absl::StrCat("rank ", rank, " scored position ", position, ", which has no next token"));
     return;
   }
-  prompt_logprobs_[static_cast<size_t>(position)] = logprob;
+  // What another document says of a document's first token is no prediction.
+  prompt_logprobs_[static_cast<size_t>(position)] = BeginsDocument(position + 1) ? 0.0f : logprob;
+}
+
+bool Generation::BeginsDocument(int64_t position) const {
+  return std::binary_search(request_.document_starts.begin(), request_.document_starts.end(),
+                            position);
+}
+
+// Half of a square for each document.
+double Generation::CausalPairs(double n) const {
+  double pairs = 0;
+  double begin = 0;
+  for (const int64_t start : request_.document_starts) {
+    const double end = std::min(n, static_cast<double>(start));
+    pairs += (end - begin) * (end - begin) / 2;
+    begin = end;
+  }
+  return pairs + (n - begin) * (n - begin) / 2;
 }
 
 bool Generation::IsStopId(TokenId id) const {
@@ -152,6 +170,13 @@ void Generation::Finish(const std::vector<int64_t>& pages) {
   }
   done.ranks = shares_;
   done.prompt_logprobs = std::move(prompt_logprobs_);
+  if (!done.prompt_logprobs.empty()) {
+    // A start at 0 is that of the first token, which has no entry.
+    const auto& starts = request_.document_starts;
+    const bool first = !starts.empty() && starts.front() == 0;
+    done.predictions = static_cast<int64_t>(done.prompt_logprobs.size() + (first ? 1 : 0)) -
+                       static_cast<int64_t>(starts.size());
+  }
   outbox_->Push(std::move(done));
 }
 

@@ -62,6 +62,9 @@ class Generation {
 
  private:
   bool IsStopId(TokenId id) const;
+  bool BeginsDocument(int64_t position) const;
+  // (token, visible token) pairs among the first `n` tokens of the prompt.
+  double CausalPairs(double n) const;
 
   const Request request_;
   const int64_t max_tokens_;

@@ -66,6 +66,25 @@ absl::Status CheckStop(const StopOptions& stop, int64_t vocab) {
   return absl::OkStatus();
 }
 
+absl::Status CheckDocuments(const Request& request) {
+  const std::vector<int64_t>& starts = request.document_starts;
+  RF_RETURN_IF_ERROR(CheckCount("prompt.document_starts", starts.size(), kMaxDocuments));
+  const auto tokens = static_cast<int64_t>(request.prompt.size());
+  for (size_t i = 0; i < starts.size(); ++i) {
+    if (starts[i] < 0 || starts[i] >= tokens) {
+      return absl::InvalidArgumentError(absl::StrCat("prompt.document_starts[", i, "] is ",
+                                                     starts[i], ", the prompt has positions 0 to ",
+                                                     tokens - 1));
+    }
+    if (i > 0 && starts[i] <= starts[i - 1]) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("prompt.document_starts[", i, "] is ", starts[i],
+                       ", must be above the one before it, ", starts[i - 1]));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status CheckPrompt(const Request& request, const RequestLimits& limits) {
   const int64_t tokens = static_cast<int64_t>(request.prompt.size());
   if (tokens == 0) return absl::InvalidArgumentError("prompt is empty, must have at least 1 token");
@@ -90,7 +109,8 @@ absl::Status ValidateRequest(const Request& request, const RequestLimits& limits
     return absl::InvalidArgumentError(
         absl::StrCat("logprobs is ", request.logprobs, ", must be from 0 to ", kMaxLogprobs));
   }
-  return CheckPrompt(request, limits);
+  RF_RETURN_IF_ERROR(CheckPrompt(request, limits));
+  return CheckDocuments(request);
 }
 
 }  // namespace ringfill

@@ -17,6 +17,7 @@ inline constexpr int kMaxLogprobs = 64;
 inline constexpr size_t kMaxStopStrings = 16;
 inline constexpr size_t kMaxStopStringBytes = 1024;
 inline constexpr size_t kMaxStopIds = 256;
+inline constexpr size_t kMaxDocuments = 65536;
 
 struct SamplingOptions {
   float temperature = 0.0f;  // 0: greedy
@@ -43,6 +44,10 @@ struct Request {
   std::string id;  // for logs; made by the caller, need not be unique
   RequestKind kind = RequestKind::kGenerate;
   std::vector<TokenId> prompt;
+  // Where documents begin: positions of the prompt, ascending. A token sees those before it in its
+  // own document alone; generated ones continue the last. Tokens before the first of these
+  // positions, all when there is none, are one more document. Positions run on through the prompt.
+  std::vector<int64_t> document_starts;
   SamplingOptions sampling;
   StopOptions stop;
   int logprobs = -1;  // top-k of each generated token, 0 to kMaxLogprobs; -1: none

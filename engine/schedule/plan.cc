@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "engine/schedule/documents.h"
 #include "engine/schedule/scheduler.h"
 
 namespace ringfill {
@@ -78,11 +79,13 @@ void Scheduler::PlanDecodes(StepPlan& plan) {
       plan.chunks.push_back(MakeChunk(*sequence, SpanSet({position, position + 1}), plan));
       continue;
     }
-    plan.decodes.push_back({.sequence = sequence->id(),
-                            .position = position,
-                            .token = sequence->Token(position),
-                            .placement = PlacementIndex(*sequence, plan),
-                            .pages = sequence->Table(position + 1)});
+    plan.decodes.push_back(
+        {.sequence = sequence->id(),
+         .position = position,
+         .token = sequence->Token(position),
+         .placement = PlacementIndex(*sequence, plan),
+         .pages = sequence->Table(position + 1),
+         .document_start = DocumentStart(sequence->spec().document_starts, position)});
   }
 }
 
@@ -138,6 +141,7 @@ PrefillChunk Scheduler::MakeChunk(const Sequence& sequence, SpanSet spans, StepP
       }
     }
     chunk.pages = sequence.Table(chunk.end());
+    chunk.document_starts = StartsOf(sequence.spec().document_starts, chunk.spans);
     chunk.wants_logits =
         sequence.spec().max_new_tokens > 0 && chunk.end() == sequence.known_tokens();
   };

@@ -127,6 +127,23 @@ class Checker {
     if (chunk.score ? targets != tokens && targets != tokens - 1 : targets != 0) {
       return Refuse(name + ".targets", absl::StrCat("are ", targets, " for ", tokens, " tokens"));
     }
+    return CheckDocuments(chunk, name + ".document_starts");
+  }
+
+  absl::Status CheckDocuments(const PrefillChunk& chunk, const std::string& name) const {
+    const std::vector<int64_t>& starts = chunk.document_starts;
+    if (starts.size() > chunk.tokens.size()) {
+      return Refuse(name,
+                    absl::StrCat("are ", starts.size(), " for ", chunk.tokens.size(), " tokens"));
+    }
+    int64_t last = -1;
+    for (const int64_t start : starts) {
+      if (start <= last || start >= chunk.end()) {
+        return Refuse(name,
+                      absl::StrCat("name ", start, " after ", last, " and before ", chunk.end()));
+      }
+      last = start;
+    }
     return absl::OkStatus();
   }
 
@@ -134,6 +151,9 @@ class Checker {
     RF_RETURN_IF_ERROR(CheckSequence(decode.sequence, name));
     if (decode.position < 0 || decode.position >= limits_.max_positions) {
       return Refuse(name + ".position", absl::StrCat("is ", decode.position));
+    }
+    if (decode.document_start < 0 || decode.document_start > decode.position) {
+      return Refuse(name + ".document_start", absl::StrCat("is ", decode.document_start));
     }
     RF_RETURN_IF_ERROR(CheckTokens({&decode.token, 1}, name + ".token"));
     return CheckTable(decode.pages, decode.placement, decode.position + 1, name);

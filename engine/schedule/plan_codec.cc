@@ -10,9 +10,9 @@ constexpr size_t kCountBytes = sizeof(uint32_t);
 constexpr size_t kSpanBytes = 2 * sizeof(int64_t);
 // Of the smallest one, all its lists empty.
 constexpr size_t kPlacementBytes = sizeof(int32_t) + kCountBytes;
-constexpr size_t kChunkBytes = sizeof(SequenceId) + 4 * kCountBytes + sizeof(int32_t) + 4;
+constexpr size_t kChunkBytes = sizeof(SequenceId) + 5 * kCountBytes + sizeof(int32_t) + 4;
 constexpr size_t kDecodeBytes =
-    sizeof(SequenceId) + sizeof(int64_t) + sizeof(TokenId) + sizeof(int32_t) + kCountBytes;
+    sizeof(SequenceId) + 2 * sizeof(int64_t) + sizeof(TokenId) + sizeof(int32_t) + kCountBytes;
 
 void PutTable(const BlockTable& table, ByteWriter& out) {
   out.PutCount(table.size());
@@ -40,6 +40,7 @@ void PutChunk(const PrefillChunk& chunk, ByteWriter& out) {
   out.PutBool(chunk.wants_logits);
   out.PutBool(chunk.score);
   out.PutAll(chunk.targets);
+  out.PutAll(chunk.document_starts);
 }
 
 PrefillChunk GetChunk(ByteReader& in) {
@@ -58,6 +59,7 @@ PrefillChunk GetChunk(ByteReader& in) {
   chunk.wants_logits = in.GetBool("chunk.wants_logits");
   chunk.score = in.GetBool("chunk.score");
   in.GetAll("chunk.targets", chunk.targets);
+  in.GetAll("chunk.document_starts", chunk.document_starts);
   return chunk;
 }
 
@@ -67,6 +69,7 @@ void PutDecode(const DecodeToken& decode, ByteWriter& out) {
   out.Put(decode.token);
   out.Put(int32_t{decode.placement});
   PutTable(decode.pages, out);
+  out.Put(decode.document_start);
 }
 
 DecodeToken GetDecode(ByteReader& in) {
@@ -76,6 +79,7 @@ DecodeToken GetDecode(ByteReader& in) {
   decode.token = in.Get<TokenId>("decode.token");
   decode.placement = in.Get<int32_t>("decode.placement");
   decode.pages = GetTable("decode.pages", in);
+  decode.document_start = in.Get<int64_t>("decode.document_start");
   return decode;
 }
 

@@ -13,7 +13,7 @@
 namespace ringfill {
 
 inline constexpr uint32_t kPlanMagic = 0x4c504652;  // "RFPL"
-inline constexpr uint32_t kPlanVersion = 1;
+inline constexpr uint32_t kPlanVersion = 2;
 inline constexpr size_t kMaxPlanBytes = size_t{1} << 29;
 
 std::string EncodePlan(const StepPlan& plan);

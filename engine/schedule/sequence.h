@@ -18,11 +18,13 @@ struct SequenceSpec {
   std::vector<TokenId> prompt;
   int64_t max_new_tokens = 0;  // 0: prefill only
   bool score = false;
-  // KV that is there already: positions of the prompt, ascending and disjoint, and the pages that
-  // hold them under the placement this sequence will have, in local order with gaps; [ranks] or
-  // empty. Spans may begin and end anywhere. Pages that others hold too are read, never written:
-  // where the sequence would have to, it computes the page's tokens into one of its own. A
-  // sequence to be scored starts from nothing.
+  // Where documents begin (documents.h): ascending positions of the prompt.
+  std::vector<int64_t> document_starts;
+  // KV that is there already, computed under the same document starts: positions of the prompt,
+  // ascending and disjoint, and the pages that hold them under the placement this sequence will
+  // have, in local order with gaps; [ranks] or empty. Spans may begin and end anywhere. Pages that
+  // others hold too are read, never written: where the sequence would have to, it computes the
+  // page's tokens into one of its own. A sequence to be scored starts from nothing.
   std::vector<Span> valid;
   std::vector<PageList> pages;
 };

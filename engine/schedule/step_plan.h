@@ -58,6 +58,10 @@ struct PrefillChunk {
   // tokens[i]; one fewer than tokens when the chunk ends the prompt.
   bool score = false;
   std::vector<TokenId> targets;
+  // Where documents begin (documents.h), as far as the chunk's tokens need to know: ascending,
+  // below end(), at most one a token. A token sees KV from the last one at or before it; from 0
+  // where there is none.
+  std::vector<int64_t> document_starts;
 
   int64_t begin() const { return spans.front().begin; }
   int64_t end() const { return spans.back().end; }
@@ -69,7 +73,8 @@ struct DecodeToken {
   int64_t position = 0;
   TokenId token = 0;
   int placement = 0;
-  BlockTable pages;  // [ranks] covers position
+  BlockTable pages;            // [ranks] covers position
+  int64_t document_start = 0;  // sees KV from this position on
 };
 
 struct StepPlan {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "engine/layout/placement.h"
+#include "engine/schedule/documents.h"
 #include "engine/sim/virtual_device.h"
 #include "engine/sim/virtual_group.h"
 #include "engine/worker/run_step.h"
@@ -57,6 +58,7 @@ StepPlan PlanOf(const SimSpec& spec, const Placement& placement, size_t step, in
   chunk.sequence = 1;
   chunk.spans = {{begin, begin + spec.chunk_tokens[step]}};
   chunk.tokens.assign(static_cast<size_t>(spec.chunk_tokens[step]), 0);
+  chunk.document_starts = StartsOf(spec.document_starts, chunk.spans);
   chunk.mode = spec.way.mode;
   chunk.strategy = spec.way.strategy;
   chunk.wants_logits = spec.wants_logits && step + 1 == spec.chunk_tokens.size();

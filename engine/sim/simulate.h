@@ -18,10 +18,11 @@ struct SimSpec {
   ModelShape shape;
   Figures figures;  // says how many ranks there are
   PlacementSpec placement;
-  int64_t cached_tokens = 0;          // whose KV lies in the pages already
-  std::vector<int64_t> chunk_tokens;  // new tokens of each step, one chunk each
-  Way way;                            // of every chunk
-  bool wants_logits = true;           // of the last position of the last chunk
+  int64_t cached_tokens = 0;             // whose KV lies in the pages already
+  std::vector<int64_t> chunk_tokens;     // new tokens of each step, one chunk each
+  std::vector<int64_t> document_starts;  // of the prompt (schedule/documents.h)
+  Way way;                               // of every chunk
+  bool wants_logits = true;              // of the last position of the last chunk
   int64_t gather_bytes = int64_t{256} << 20;
   bool trace = false;
 };

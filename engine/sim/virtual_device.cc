@@ -143,10 +143,10 @@ VirtualDevice::AttendWork VirtualDevice::Count(const AttendArgs& args) const {
     const int64_t* visible = args.batch->visible.data() + tile.row;
     double token_keys = 0;
     for (int t = 0; t < tile.tokens; ++t) {
-      token_keys += static_cast<double>(RoundToPages(visible[t]));
-      work.pairs += visible[t];
+      token_keys += static_cast<double>(KeysInPages(tile.begin, visible[t]));
+      work.pairs += visible[t] - tile.begin;
     }
-    const int64_t tile_keys = RoundToPages(visible[tile.tokens - 1]);
+    const int64_t tile_keys = KeysInPages(tile.begin, visible[tile.tokens - 1]);
     work.seconds += cost_.AttendTile(token_keys, static_cast<double>(tile_keys));
   }
   return work;
@@ -209,12 +209,14 @@ void VirtualDevice::CountTokens() {
   const std::vector<int64_t>& visible = tokens_->visible;
   int64_t in_tile = 0;
   for (size_t t = 0; t < visible.size(); ++t) {
-    token_keys_ += static_cast<double>(RoundToPages(visible[t]));
-    token_pairs_ += visible[t];
+    const int64_t begin = tokens_->BeginOf(t);
+    token_keys_ += static_cast<double>(KeysInPages(begin, visible[t]));
+    token_pairs_ += visible[t] - begin;
     const bool ends_tile = ++in_tile == cost_.token_tile() || t + 1 == visible.size() ||
-                           tokens_->run[t + 1] != tokens_->run[t];
+                           tokens_->run[t + 1] != tokens_->run[t] ||
+                           tokens_->BeginOf(t + 1) != begin;
     if (!ends_tile) continue;
-    token_tile_keys_ += static_cast<double>(RoundToPages(visible[t]));
+    token_tile_keys_ += static_cast<double>(KeysInPages(begin, visible[t]));
     in_tile = 0;
   }
 }

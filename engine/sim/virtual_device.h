@@ -74,8 +74,10 @@ class VirtualDevice : public Device {
     size_t bytes = 0, peak_bytes = 0;
   };
 
-  int64_t RoundToPages(int64_t keys) const {
-    return (keys + shape_.page_tokens - 1) / shape_.page_tokens * shape_.page_tokens;
+  // Of the pages that hold keys [begin, end).
+  int64_t KeysInPages(int64_t begin, int64_t end) const {
+    const int64_t page = shape_.page_tokens;
+    return end <= begin ? 0 : (end + page - 1) / page * page - begin / page * page;
   }
   AttendWork Count(const AttendArgs& args) const;
   void CountTokens();

@@ -60,6 +60,11 @@ absl::Status ReadStopping(const v1::Stopping& in, int64_t vocab, StopOptions& ou
   return absl::OkStatus();
 }
 
+// The engine checks them, against the prompt.
+void ReadDocuments(const v1::Prompt& in, Request& out) {
+  out.document_starts.assign(in.document_starts().begin(), in.document_starts().end());
+}
+
 // Checks all but the prompt, so that a long one is not tokenized in vain.
 absl::Status CheckOptions(Request& request, const RequestLimits& limits) {
   request.prompt = {0};
@@ -108,6 +113,10 @@ absl::StatusOr<std::vector<TokenId>> PromptReader::Read(const v1::Prompt& prompt
 absl::StatusOr<std::vector<TokenId>> PromptReader::Tokenize(const v1::Prompt& prompt) const {
   if (prompt.input_case() == v1::Prompt::kTokenIds) {
     return absl::InvalidArgumentError("prompt.token_ids are tokens already; give text or chat");
+  }
+  if (!prompt.document_starts().empty()) {
+    return absl::InvalidArgumentError(
+        "prompt.document_starts change no token; leave them out of Tokenize");
   }
   RF_ASSIGN_OR_RETURN(const std::vector<PromptPiece> pieces, Pieces(prompt));
   return Encode(pieces);
@@ -168,6 +177,7 @@ absl::StatusOr<Request> ToRequest(const v1::GenerateRequest& in, const PromptRea
   out.prompt_logprobs = in.prompt_logprobs();
   RF_RETURN_IF_ERROR(CheckOptions(out, prompts.limits()));
   RF_ASSIGN_OR_RETURN(out.prompt, prompts.Read(in.prompt()));
+  ReadDocuments(in.prompt(), out);
   return out;
 }
 
@@ -177,6 +187,7 @@ absl::StatusOr<Request> ToRequest(const v1::ScoreRequest& in, const PromptReader
   out.prompt_logprobs = true;
   RF_ASSIGN_OR_RETURN(out.id, ReadRequestId(in.request_id()));
   RF_ASSIGN_OR_RETURN(out.prompt, prompts.Read(in.prompt()));
+  ReadDocuments(in.prompt(), out);
   return out;
 }
 

@@ -76,9 +76,7 @@ void ToProto(const DoneEvent& in, v1::ScoreResponse& out) {
   double sum = 0;
   for (const float logprob : in.prompt_logprobs) sum -= logprob;
   out.set_prompt_tokens(in.usage.prompt_tokens);
-  if (!in.prompt_logprobs.empty()) {
-    out.set_mean_nll(sum / static_cast<double>(in.prompt_logprobs.size()));
-  }
+  if (in.predictions > 0) out.set_mean_nll(sum / static_cast<double>(in.predictions));
   out.mutable_logprobs()->Add(in.prompt_logprobs.begin(), in.prompt_logprobs.end());
   SetAccounts(in, out);
 }

@@ -8,6 +8,7 @@
 
 #include "cli/commands.h"
 #include "cli/completion.h"
+#include "cli/prompt_input.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cli/test_console.h"
@@ -80,6 +81,20 @@ TEST(App, FillsAGenerateRequest) {
   EXPECT_EQ(request.logprobs(), 8u);
 }
 
+TEST(App, DocumentStartsAreAListOrRepeated) {
+  for (const char* command : {"generate", "score"}) {
+    Options options;
+    ASSERT_EQ(Parse({command, "--document-starts", "0,7", "--prompt", "x", "--document-starts",
+                     "4294967295"},
+                    options),
+              "");
+    const PromptOptions& prompt =
+        std::string(command) == "generate" ? options.generate.prompt : options.score.prompt;
+    TestConsole t;
+    EXPECT_THAT(BuildPrompt(prompt, t.console)->document_starts(), ElementsAre(0, 7, 4294967295));
+  }
+}
+
 TEST(App, LeavesUnsetFieldsToTheDaemon) {
   Options options;
   ASSERT_EQ(Parse({"generate", "--prompt", ""}, options), "");
@@ -112,6 +127,9 @@ TEST(App, RefusesContradictions) {
       {{"generate", "--prompt", "x", "--seed", "-1"}, "must not be negative"},
       {{"generate", "--prompt", "x", "--max-tokens", "4294967296"}, "--max-tokens"},
       {{"generate", "--prompt", "x", "--temperature", "warm"}, "--temperature"},
+      {{"generate", "--prompt", "x", "--document-starts", "1,-2"}, "must not be negative"},
+      {{"generate", "--prompt", "x", "--document-starts", "1,b"}, "--document-starts"},
+      {{"generate", "--prompt", "x", "--document-starts", "4294967296"}, "--document-starts"},
       {{"generate", "--prompt", "x", "--unknown"}, "--unknown"},
       {{"--timeout", "0", "status"}, "--timeout"},
       {{"score"}, "--prompt"},

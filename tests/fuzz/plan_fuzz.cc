@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "engine/layout/placement.h"
+#include "engine/schedule/documents.h"
 #include "engine/schedule/plan_check.h"
 #include "engine/schedule/plan_codec.h"
 
@@ -38,13 +39,20 @@ void Execute(const StepPlan& plan) {
                                  static_cast<size_t>(kLimits.page_tokens)));
   std::vector<int> vocabulary(static_cast<size_t>(kLimits.vocab));
   for (const PrefillChunk& chunk : plan.chunks) {
-    for (const Span& span : chunk.spans) Touch(memory, plan, chunk.placement, chunk.pages, span);
+    for (const Span& span : chunk.spans) {
+      Touch(memory, plan, chunk.placement, chunk.pages, span);
+      for (int64_t p = span.begin; p < span.end; ++p) {
+        const Span document = DocumentAt(chunk.document_starts, p);
+        RF_CHECK(document.begin >= 0 && document.begin <= p && p < document.end);
+      }
+    }
     for (const TokenId token : chunk.tokens) ++vocabulary[static_cast<size_t>(token)];
     for (const TokenId token : chunk.targets) ++vocabulary[static_cast<size_t>(token)];
   }
   for (const DecodeToken& decode : plan.decodes) {
     Touch(memory, plan, decode.placement, decode.pages, {decode.position, decode.position + 1});
     ++vocabulary[static_cast<size_t>(decode.token)];
+    RF_CHECK(decode.document_start >= 0 && decode.document_start <= decode.position);
   }
 }
 

@@ -43,6 +43,11 @@ void Check(const absl::StatusOr<Request>& request) {
   RF_CHECK(!request->prompt.empty());
   for (const TokenId id : request->prompt) RF_CHECK(id >= 0 && id < kLimits.vocab);
   RF_CHECK(request->sampling.temperature >= 0);
+  int64_t last = -1;
+  for (const int64_t start : request->document_starts) {
+    RF_CHECK(start > last && start < static_cast<int64_t>(request->prompt.size()));
+    last = start;
+  }
 }
 
 void Tokenize(const v1::Prompt& prompt, const PromptReader& reader) {

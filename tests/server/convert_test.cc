@@ -68,18 +68,21 @@ TEST_F(ConvertTest, DefaultsAreTheDocumentedOnes) {
   EXPECT_FALSE(request->stop.ignore_eos);
   EXPECT_EQ(request->logprobs, -1);
   EXPECT_FALSE(request->prompt_logprobs);
+  EXPECT_TRUE(request->document_starts.empty());
   EXPECT_FALSE(request->deadline.has_value());
   EXPECT_THAT(request->id, StartsWith("req-"));
 }
 
 TEST_F(ConvertTest, EveryFieldArrives) {
   const absl::StatusOr<Request> request = Convert(
-      "request_id: 'my id' prompt { token_ids { ids: 7 } } "
+      "request_id: 'my id' prompt { token_ids { ids: 7 } document_starts: 4294967295 "
+      "document_starts: 0 } "
       "sampling { temperature: 0.5 top_k: 3 top_p: 0.25 min_p: 0.125 seed: 18446744073709551615 } "
       "stopping { max_tokens: 9 min_tokens: 2 ignore_eos: true stop_token_ids: 4 stop: 'a' "
       "stop: 'bc' } logprobs: 0 prompt_logprobs: true");
   ASSERT_TRUE(request.ok()) << request.status();
   EXPECT_EQ(request->id, "my id");
+  EXPECT_THAT(request->document_starts, ElementsAre(4294967295, 0));  // the engine refuses them
   EXPECT_EQ(request->sampling.temperature, 0.5f);
   EXPECT_EQ(request->sampling.top_k, 3);
   EXPECT_EQ(request->sampling.top_p, 0.25f);
@@ -124,8 +127,10 @@ TEST_F(ConvertTest, ChatCannotForgeATurn) {
 TEST_F(ConvertTest, ScoreAsksForPromptLogprobs) {
   v1::ScoreRequest in;
   in.mutable_prompt()->mutable_token_ids()->add_ids(3);
+  in.mutable_prompt()->add_document_starts(0);
   const auto request = ToRequest(in, *prompts_);
   ASSERT_TRUE(request.ok());
+  EXPECT_THAT(request->document_starts, ElementsAre(0));
   EXPECT_EQ(request->kind, RequestKind::kScore);
   EXPECT_TRUE(request->prompt_logprobs);
   in.set_request_id("\n");
@@ -150,6 +155,12 @@ TEST_F(ConvertTest, BadRequestsNameTheFieldAndTheLimit) {
        "the prompt is empty: message 1"},
       {"prompt { chat { messages { role: 'robot' content: 'x' } } }", "robot"},
       {"prompt { token_ids { ids: 384 } }", "prompt.token_ids[0] is 384"},
+      {"prompt { token_ids { ids: [1, 2] } document_starts: [1, 2] }",
+       "prompt.document_starts[1] is 2, the prompt has positions 0 to 1"},
+      {"prompt { token_ids { ids: [1, 2] } document_starts: 4294967295 }",
+       "prompt.document_starts[0] is 4294967295"},
+      {"prompt { token_ids { ids: [1, 2] } document_starts: [1, 0] }",
+       "prompt.document_starts[1] is 0, must be above the one before it, 1"},
       {"prompt { token_ids { ids: 1 ids: 4294967295 } }", "prompt.token_ids[1] is 4294967295"},
       {"prompt { token_ids { ids: 2147483648 } }", "vocabulary has 384"},
       {"sampling { temperature: -0.5 }", "temperature is -0.5"},
@@ -237,6 +248,9 @@ TEST_F(ConvertTest, TokenizeTakesTextAndChatOnly) {
   EXPECT_TRUE(prompts_->Tokenize(prompt)->empty());
   prompt.set_text(std::string(3000, '\x7f'));  // beyond the context, which does not matter here
   EXPECT_EQ(prompts_->Tokenize(prompt)->size(), 3000u);
+  prompt.add_document_starts(0);
+  EXPECT_THAT(std::string(prompts_->Tokenize(prompt).status().message()),
+              HasSubstr("document_starts"));
 }
 
 TEST(ToProtoTest, DoneCarriesEverything) {
@@ -248,6 +262,7 @@ TEST(ToProtoTest, DoneCarriesEverything) {
   done.timings = {.queue_ms = 1, .prefill_ms = 2, .ttft_ms = 3, .decode_ms = 4};
   done.ranks = {{.rank = 1, .busy_ms = 5, .wait_ms = 6, .kv_pages = 7}};
   done.prompt_logprobs = {-1, -3};
+  done.predictions = 2;
   v1::Done out;
   ToProto(done, out);
   v1::Done expected;

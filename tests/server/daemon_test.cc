@@ -173,6 +173,56 @@ TEST(ScoreTest, EqualsThePromptLogprobsOfGenerate) {
   EXPECT_TRUE(daemon.BecomesIdle());
 }
 
+// Over the wire: each document scores as it does alone, and what is generated continues the last.
+TEST(DocumentsTest, ScoreAndContinueAsTheyDoAlone) {
+  TestDaemon daemon({"ranks.count=3", "prefill.chunk_tokens=64"});
+  const uint32_t starts[] = {0, 37, 38, 130};
+  const v1::Prompt packed = [&] {
+    v1::Prompt prompt = TokenPrompt(200);
+    for (const uint32_t start : starts) prompt.add_document_starts(start);
+    return prompt;
+  }();
+  v1::ScoreRequest request;
+  *request.mutable_prompt() = packed;
+  v1::ScoreResponse together;
+  grpc::ClientContext context;
+  ASSERT_TRUE(daemon.stub().Score(&context, request, &together).ok());
+  ASSERT_EQ(together.logprobs_size(), 199);
+  double sum = 0;
+  v1::Prompt last;
+  for (size_t d = 0; d < std::size(starts); ++d) {
+    const int begin = static_cast<int>(starts[d]);
+    const int end = d + 1 < std::size(starts) ? static_cast<int>(starts[d + 1]) : 200;
+    last.Clear();
+    for (int i = begin; i < end; ++i) {
+      last.mutable_token_ids()->add_ids(packed.token_ids().ids(i));
+    }
+    v1::ScoreRequest one;
+    *one.mutable_prompt() = last;
+    v1::ScoreResponse alone;
+    grpc::ClientContext one_context;
+    ASSERT_TRUE(daemon.stub().Score(&one_context, one, &alone).ok());
+    ASSERT_EQ(alone.logprobs_size(), end - begin - 1);
+    for (int i = 0; i < alone.logprobs_size(); ++i) {
+      EXPECT_NEAR(together.logprobs(begin + i), alone.logprobs(i), 1e-3) << begin + i;
+    }
+    if (begin > 0) {
+      EXPECT_EQ(together.logprobs(begin - 1), 0);
+    }
+    sum += alone.mean_nll() * alone.logprobs_size();
+  }
+  EXPECT_NEAR(together.mean_nll(), sum / 196, 1e-3);
+
+  EXPECT_EQ(Generate(daemon.stub(), GenerateOf(packed, 8)).tokens,
+            Generate(daemon.stub(), GenerateOf(last, 8)).tokens);
+  v1::Prompt bad = packed;
+  bad.add_document_starts(200);
+  const Generated refused = Generate(daemon.stub(), GenerateOf(bad, 8));
+  EXPECT_EQ(refused.status.error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  EXPECT_THAT(refused.status.error_message(), HasSubstr("document_starts[4] is 200"));
+  EXPECT_TRUE(daemon.BecomesIdle());
+}
+
 TEST(TokenizeTest, GoesThereAndBack) {
   TestDaemon daemon;
   const std::string text = "one two \xC3\xA4\xE2\x82\xAC <|im_end|>";

@@ -47,23 +47,23 @@ void Turn(const Rope::Options& rope, int64_t position, int heads, std::vector<do
 }
 
 std::vector<double> AttendTo(const ModelConfig& c, const std::vector<double>& q, const Matrix& k,
-                             const Matrix& v, size_t tokens) {
+                             const Matrix& v, size_t begin, size_t end) {
   std::vector<double> out(q.size());
   const int group = c.heads / c.kv_heads;
   for (int h = 0; h < c.heads; ++h) {
     const size_t kv = static_cast<size_t>((h / group) * c.head_dim);
     const size_t at = static_cast<size_t>(h * c.head_dim);
     const auto dim = static_cast<size_t>(c.head_dim);
-    std::vector<double> scores(tokens);
+    std::vector<double> scores(end);
     double max = -INFINITY;
-    for (size_t t = 0; t < tokens; ++t) {
+    for (size_t t = begin; t < end; ++t) {
       for (size_t d = 0; d < dim; ++d) scores[t] += q[at + d] * k[t][kv + d];
       scores[t] /= std::sqrt(static_cast<double>(c.head_dim));
       max = std::max(max, scores[t]);
     }
     double sum = 0;
-    for (double& s : scores) sum += s = std::exp(s - max);
-    for (size_t t = 0; t < tokens; ++t) {
+    for (size_t t = begin; t < end; ++t) sum += scores[t] = std::exp(scores[t] - max);
+    for (size_t t = begin; t < end; ++t) {
       for (size_t d = 0; d < dim; ++d) out[at + d] += scores[t] / sum * v[t][kv + d];
     }
   }
@@ -77,9 +77,16 @@ void Add(std::vector<double>& x, const std::vector<double>& y) {
 }  // namespace
 
 std::vector<std::vector<float>> ReferenceLogits(const Model& model,
-                                                const std::vector<TokenId>& tokens) {
+                                                const std::vector<TokenId>& tokens,
+                                                const std::vector<int64_t>& document_starts) {
   const ModelConfig& c = model.config();
   Matrix x(tokens.size());
+  std::vector<size_t> begin(tokens.size(), 0);  // what a token sees from
+  for (const int64_t start : document_starts) {
+    for (size_t t = static_cast<size_t>(start); t < tokens.size(); ++t) {
+      begin[t] = static_cast<size_t>(start);
+    }
+  }
   for (size_t t = 0; t < tokens.size(); ++t) {
     std::vector<float> row(static_cast<size_t>(c.width));
     DequantizeRow(model.embedding().type, model.embedding().Row(tokens[t]), c.width, row.data());
@@ -96,7 +103,7 @@ std::vector<std::vector<float>> ReferenceLogits(const Model& model,
       Turn(c.rope, static_cast<int64_t>(t), c.kv_heads, k[t]);
     }
     for (size_t t = 0; t < x.size(); ++t) {
-      Add(x[t], Multiply(w.o, AttendTo(c, q[t], k, v, t + 1)));
+      Add(x[t], Multiply(w.o, AttendTo(c, q[t], k, v, begin[t], t + 1)));
       const std::vector<double> h = Norm(x[t], w.ffn_norm, c.norm_epsilon);
       std::vector<double> gate = Multiply(w.gate, h);
       const std::vector<double> up = Multiply(w.up, h);

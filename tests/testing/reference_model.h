@@ -9,9 +9,11 @@
 
 namespace ringfill {
 
-// Logits of every position. [tokens][vocab]
+// Logits of every position. [tokens][vocab] document_starts: a token sees those before it from the
+// last of these positions on, from 0 where there is none.
 std::vector<std::vector<float>> ReferenceLogits(const Model& model,
-                                                const std::vector<TokenId>& tokens);
+                                                const std::vector<TokenId>& tokens,
+                                                const std::vector<int64_t>& document_starts = {});
 
 // log p of `id` under the softmax of `logits`, natural.
 double ReferenceLogprob(const std::vector<float>& logits, TokenId id);

@@ -8,6 +8,7 @@
 
 #include "base/check.h"
 #include "engine/comm/local.h"
+#include "engine/schedule/documents.h"
 #include "engine/schedule/plan_check.h"
 #include "engine/worker/run_step.h"
 #include "tests/testing/late_device.h"
@@ -181,6 +182,7 @@ PrefillChunk& RingHarness::AddChunk(StepPlan& plan, const Sequence& sequence,
     chunk.tokens.insert(chunk.tokens.end(), sequence.tokens.begin() + span.begin,
                         sequence.tokens.begin() + span.end);
   }
+  chunk.document_starts = StartsOf(sequence.document_starts, spans);
   chunk.spans = std::move(spans);
   chunk.placement = PlacementIn(plan, sequence.placement);
   chunk.pages = sequence.pages;
@@ -193,7 +195,8 @@ PrefillChunk& RingHarness::AddChunk(StepPlan& plan, const Sequence& sequence,
 
 void RingHarness::AddDecode(StepPlan& plan, const Sequence& sequence, int64_t position) const {
   plan.decodes.push_back({sequence.id, position, sequence.tokens[static_cast<size_t>(position)],
-                          PlacementIn(plan, sequence.placement), sequence.pages});
+                          PlacementIn(plan, sequence.placement), sequence.pages,
+                          DocumentStart(sequence.document_starts, position)});
 }
 
 std::vector<RankStepResult> RingHarness::Run(const StepPlan& plan, const StepControl& control) {

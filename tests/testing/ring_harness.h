@@ -50,6 +50,7 @@ class RingHarness {
     std::vector<TokenId> tokens;
     PlacementSpec placement;
     BlockTable pages;  // for all tokens, in no order of the pool
+    std::vector<int64_t> document_starts = {};
   };
 
   RingHarness(std::shared_ptr<const Model> model, const RingHarnessOptions& options);

@@ -12,7 +12,10 @@ namespace ringfill {
 
 int64_t AttentionWork(const AttentionTile& tile, int page_tokens) {
   int64_t pages = 0;
-  for (int t = 0; t < tile.tokens; ++t) pages += (tile.visible[t] + page_tokens - 1) / page_tokens;
+  for (int t = 0; t < tile.tokens; ++t) {
+    if (tile.visible[t] <= tile.begin) continue;
+    pages += (tile.visible[t] + page_tokens - 1) / page_tokens - tile.begin / page_tokens;
+  }
   return pages * page_tokens * tile.group;
 }
 

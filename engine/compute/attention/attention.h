@@ -41,6 +41,9 @@ struct AttentionTile {
   const int64_t* visible;
   // In and out: the tile's states, merged with what is seen here. Rows as above.
   SoftmaxRows state;
+  // The first key of the run that the tile's tokens see: [begin, visible) each, nothing where
+  // visible <= begin. Blocks before it are not computed.
+  int64_t begin = 0;
 };
 
 // The (row, key) products that a tile costs when every token computes exactly the pages of which it

@@ -40,11 +40,11 @@ RF_INLINE __m512 Exp2(__m512 x) {
   return _mm512_scalef_ps(p, x);
 }
 
-// Lanes of the slice that begins at key `first` of which a row that sees `seen` keys sees any.
-RF_INLINE __mmask16 SeenLanes(int seen, int first) {
-  const int n = seen - first;
+// Lanes of the slice that begins at key `first` which hold keys below `end`.
+RF_INLINE uint32_t LanesBelow(int end, int first) {
+  const int n = end - first;
   if (n >= kSliceTokens) return 0xffff;
-  return n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
+  return n <= 0 ? 0 : (1u << n) - 1;
 }
 
 // Scores of R rows against N slices, into `group.scores`; the rows' running maxima into `max`.
@@ -70,10 +70,12 @@ RF_INLINE void ScoreTile(const KvPass& pass, const RowGroup& group, int slice, _
     }
   }
   const int first = slice * kSliceTokens;
-  if (group.seen[0] < first + N * kSliceTokens) {
+  if (group.seen[0] < first + N * kSliceTokens || first < group.skip) {
     RF_UNROLL for (int r = 0; r < R; ++r) {
       RF_UNROLL for (int j = 0; j < N; ++j) {
-        const __mmask16 seen = SeenLanes(group.seen[r], first + j * kSliceTokens);
+        const int key = first + j * kSliceTokens;
+        const auto seen =
+            static_cast<__mmask16>(LanesBelow(group.seen[r], key) & ~LanesBelow(group.skip, key));
         acc[r][j] = _mm512_mask_blend_ps(seen, _mm512_set1_ps(kNegInf), acc[r][j]);
       }
     }
@@ -110,11 +112,25 @@ RF_INLINE float Exponentiate(float* scores, int slices, float max) {
   return _mm512_reduce_add_ps(_mm512_add_ps(even_sum, odd_sum));
 }
 
+// acc += weight * value for one half of a pair alone: the other one is unseen and may be NaN, for
+// which its weight of 0 is not enough.
+template <int R, int N>
+RF_INLINE void AddHalf(const std::byte* v, const uint32_t* weights, uint32_t half,
+                       __m512 (&acc)[R][N]) {
+  const __m512i mask = _mm512_set1_epi32(static_cast<int>(half));
+  RF_UNROLL for (int j = 0; j < N; ++j) {
+    const __m512i pair = _mm512_and_si512(_mm512_loadu_si512(v + j * kVectorBytes), mask);
+    RF_UNROLL for (int r = 0; r < R; ++r) {
+      acc[r][j] = _mm512_dpbf16_ps(acc[r][j], Broadcast(weights + r * kScoreStride),
+                                   reinterpret_cast<__m512bh>(pair));
+    }
+  }
+}
+
 // acc = acc * scale + probabilities * values, for R rows and N vectors of head dimensions from
 // `dim`.
 template <int R, int N>
 RF_INLINE void ValueTile(const KvPass& pass, const RowGroup& group, const float* scale, int dim) {
-  constexpr ptrdiff_t kRowWords = kScoreStride;
   __m512 acc[R][N];
   float* out = group.state.acc + dim;
   RF_UNROLL for (int r = 0; r < R; ++r) {
@@ -124,33 +140,29 @@ RF_INLINE void ValueTile(const KvPass& pass, const RowGroup& group, const float*
       acc[r][j] = _mm512_mul_ps(_mm512_loadu_ps(in), by);
     }
   }
-  const auto* p = reinterpret_cast<const uint32_t*>(group.scores);
   const ptrdiff_t v_step = pass.head_dim * kWordBytes;
   int keys = group.keys;
-  for (int slice = 0; keys > 0; ++slice, keys -= kSliceTokens) {
-    const std::byte* v = pass.v[slice] + dim * kWordBytes;
+  int skip = group.skip;
+  for (int slice = 0; keys > 0; ++slice, keys -= kSliceTokens, skip = 0) {
+    int pair = skip / 2;
+    const std::byte* v = pass.v[slice] + dim * kWordBytes + pair * v_step;
+    const auto* p = reinterpret_cast<const uint32_t*>(group.scores) + slice * kPairsPerSlice + pair;
     const int pairs = keys >= kSliceTokens ? kPairsPerSlice : keys / 2;
-    for (int pair = 0; pair < pairs; ++pair, v += v_step, ++p) {
+    if (skip % 2 != 0) {
+      AddHalf(v, p, 0xffff0000u, acc);
+      ++pair, v += v_step, ++p;
+    }
+    for (; pair < pairs; ++pair, v += v_step, ++p) {
       __m512bh value[N];
       RF_UNROLL for (int j = 0; j < N; ++j) value[j] = LoadWords(v + j * kVectorBytes);
       RF_UNROLL for (int r = 0; r < R; ++r) {
-        const __m512bh weight = Broadcast(p + r * kRowWords);
+        const __m512bh weight = Broadcast(p + r * kScoreStride);
         RF_UNROLL for (int j = 0; j < N; ++j) {
           acc[r][j] = _mm512_dpbf16_ps(acc[r][j], weight, value[j]);
         }
       }
     }
-    if (keys < kSliceTokens && keys % 2 != 0) {
-      // The last pair's second token is unseen and may be NaN: its weight of 0 is not enough.
-      const __m512i low = _mm512_set1_epi32(0xffff);
-      RF_UNROLL for (int j = 0; j < N; ++j) {
-        const __m512i pair = _mm512_and_si512(_mm512_loadu_si512(v + j * kVectorBytes), low);
-        RF_UNROLL for (int r = 0; r < R; ++r) {
-          acc[r][j] = _mm512_dpbf16_ps(acc[r][j], Broadcast(p + r * kRowWords),
-                                       reinterpret_cast<__m512bh>(pair));
-        }
-      }
-    }
+    if (keys < kSliceTokens && keys % 2 != 0) AddHalf(v, p, 0x0000ffffu, acc);
   }
   RF_UNROLL for (int r = 0; r < R; ++r) {
     RF_UNROLL for (int j = 0; j < N; ++j) {

@@ -28,16 +28,18 @@ class BaselineAttention : public AttentionKernel {
     const int64_t page_tokens = shape_.page_tokens;
     const int64_t end = MaxVisible(tile);
     Scratch s = Carve(scratch);
-    for (int64_t first = 0; first < end; first += page_tokens) {
+    for (int64_t first = tile.begin / page_tokens * page_tokens; first < end;
+         first += page_tokens) {
       const std::byte* page = KvPage(tile.kv, first / page_tokens);
       const int keys = static_cast<int>(std::min(page_tokens, end - first));
+      const int begin = static_cast<int>(std::max<int64_t>(0, tile.begin - first));
       Widen(page + tile.kv.k_offset_bytes, page + tile.kv.v_offset_bytes, keys, s);
       for (int token = 0; token < tile.tokens; ++token) {
         const int seen = static_cast<int>(std::min<int64_t>(keys, tile.visible[token] - first));
-        if (seen <= 0) continue;
+        if (seen <= begin) continue;
         for (int row = token * tile.group; row < (token + 1) * tile.group; ++row) {
           LoadQuery(tile.q, row, s.q);
-          Attend(s, seen, tile.state.Row(row, shape_.head_dim));
+          Attend(s, begin, seen, tile.state.Row(row, shape_.head_dim));
         }
       }
     }
@@ -88,21 +90,21 @@ class BaselineAttention : public AttentionKernel {
     }
   }
 
-  // One row against the first `keys` tokens of the widened page.
-  void Attend(const Scratch& s, int keys, const SoftmaxRow& into) const {
+  // One row against tokens [begin, keys) of the widened page.
+  void Attend(const Scratch& s, int begin, int keys, const SoftmaxRow& into) const {
     const ptrdiff_t dim = shape_.head_dim;
     const ptrdiff_t page = shape_.page_tokens;
     std::fill_n(s.scores, keys, 0.0f);
     for (ptrdiff_t d = 0; d < dim; ++d) {
       const float q = s.q[d];
       const float* k = s.k + d * page;
-      for (int t = 0; t < keys; ++t) s.scores[t] += q * k[t];
+      for (int t = begin; t < keys; ++t) s.scores[t] += q * k[t];
     }
     float max = -std::numeric_limits<float>::infinity();
-    for (int t = 0; t < keys; ++t) max = std::max(max, s.scores[t]);
+    for (int t = begin; t < keys; ++t) max = std::max(max, s.scores[t]);
     float sum = 0.0f;
     std::fill_n(s.acc, dim, 0.0f);
-    for (int t = 0; t < keys; ++t) {
+    for (int t = begin; t < keys; ++t) {
       const float p = std::exp2(s.scores[t] - max);
       const float* v = s.v + t * dim;
       sum += p;

@@ -29,12 +29,13 @@ struct KvPass {
   int page_tokens;
 };
 
-// Up to kMaxGroupRows query rows. `keys` = seen[rows - 1] > 0; tokens at or past it hold anything,
-// also NaN.
+// Up to kMaxGroupRows query rows. `keys` = seen[rows - 1] > skip; tokens at or past it, and the
+// first `skip`, hold anything, also NaN.
 struct RowGroup {
   int rows;
   int keys;
-  const int* seen;  // [rows] keys of this pass that each row sees, non-decreasing
+  int skip;         // tokens of the first slice that no row sees; below kSliceTokens
+  const int* seen;  // [rows] the end of what each row sees of this pass, non-decreasing
   // float [head_dim, rows], or for kernels that take bf16 pairs uint32_t [head_dim / 2, rows].
   const void* q;
   SoftmaxRows state;  // of the first row; rows lie side by side

@@ -95,17 +95,22 @@ HWY_INLINE void Accumulate(const std::byte* const* at, ptrdiff_t offset, const f
   }
 }
 
-// Where the group's rows stop seeing within `vectors` vectors of stored scores from key `first`:
-// the unseen ones become -inf, the others enter the rows' maxima. Out of line, so that the hot
-// loops keep the registers.
+// The first `n` lanes; none below 0.
+HWY_INLINE hn::Mask<D> LanesBelow(int n) {
+  return hn::FirstN(D(), static_cast<size_t>(HWY_MIN(HWY_MAX(n, 0), kLanes)));
+}
+
+// Where the group's rows start or stop seeing within `vectors` vectors of stored scores from key
+// `first`: the unseen ones become -inf, the others enter the rows' maxima. Out of line, so that the
+// hot loops keep the registers.
 HWY_NOINLINE void MaskScores(const RowGroup& group, int first, int vectors, V* max) {
   const D d;
   for (int r = 0; r < group.rows; ++r) {
     for (int j = 0; j < vectors; ++j) {
-      float* at = group.scores + r * kScoreStride + first + j * kLanes;
-      const int seen = HWY_MIN(HWY_MAX(group.seen[r] - first - j * kLanes, 0), kLanes);
-      const V scores = hn::IfThenElse(hn::FirstN(d, static_cast<size_t>(seen)), hn::Load(d, at),
-                                      hn::Set(d, kNegInf));
+      const int key = first + j * kLanes;
+      float* at = group.scores + r * kScoreStride + key;
+      const auto seen = hn::AndNot(LanesBelow(group.skip - key), LanesBelow(group.seen[r] - key));
+      const V scores = hn::IfThenElse(seen, hn::Load(d, at), hn::Set(d, kNegInf));
       hn::Store(scores, d, at);
       max[r] = hn::Max(max[r], scores);
     }
@@ -140,7 +145,7 @@ HWY_INLINE void ScoreTile(const KvPass& pass, const RowGroup& group, int slice, 
       hn::Store(acc[r][j], d, group.scores + r * kScoreStride + first + j * kLanes);
     }
   }
-  if (group.seen[0] < first + N * kLanes) {
+  if (group.seen[0] < first + N * kLanes || first < group.skip) {
     MaskScores(group, first, N, max);
     return;
   }
@@ -178,23 +183,31 @@ HWY_INLINE void ValueTile(const KvPass& pass, const RowGroup& group, const float
       acc[r][j] = hn::Mul(hn::LoadU(d, out + r * pass.head_dim + j * kLanes), hn::Set(d, scale[r]));
     }
   }
-  const float* p = group.scores;
   const ptrdiff_t v_step = pass.head_dim * kWordBytes;
   int keys = group.keys;
-  for (int slice = 0; keys > 0; ++slice, keys -= kSliceTokens) {
+  int skip = group.skip;
+  for (int slice = 0; keys > 0; ++slice, keys -= kSliceTokens, skip = 0) {
     const std::byte* v[N / kSliceVectors];
     for (int j = 0; j < N / kSliceVectors; ++j) {
       v[j] = pass.v[slice] + (dim + j * kSliceTokens) * kWordBytes;
     }
     const int words = HWY_MIN(keys, kSliceTokens) / KvWords::kValues;
-    ptrdiff_t at = 0;
-    for (int w = 0; w < words; ++w, at += v_step, p += KvWords::kValues) {
+    int w = skip / KvWords::kValues;
+    ptrdiff_t at = w * v_step;
+    const float* p = group.scores + slice * kSliceTokens + w * KvWords::kValues;
+    // Either half of a pair may be unseen, and then be NaN: a weight of 0 is not enough.
+    if constexpr (KvWords::kValues == 2) {
+      if (skip % 2 != 0) {
+        Accumulate<KvWords, 1>(v, at, p + 1, kScoreStride, acc);
+        ++w, at += v_step, p += 2;
+      }
+    }
+    for (; w < words; ++w, at += v_step, p += KvWords::kValues) {
       Accumulate<KvWords, 0>(v, at, p, kScoreStride, acc);
       if constexpr (KvWords::kValues == 2) {
         Accumulate<KvWords, 1>(v, at, p + 1, kScoreStride, acc);
       }
     }
-    // The other half of the last pair is unseen and may be NaN.
     if (KvWords::kValues == 2 && keys < kSliceTokens && keys % 2 != 0) {
       Accumulate<KvWords, 0>(v, at, p, kScoreStride, acc);
     }

@@ -31,12 +31,12 @@ class ReferenceAttention : public AttentionKernel {
   }
 
   void RunRow(const AttentionTile& tile, int row, int64_t visible) const {
-    if (visible <= 0) return;
+    if (visible <= tile.begin) return;
     const int dim = shape_.head_dim;
     std::vector<double> scores(visible);
     std::vector<float> kv(dim);
     double max = -std::numeric_limits<double>::infinity();
-    for (int64_t t = 0; t < visible; ++t) {
+    for (int64_t t = tile.begin; t < visible; ++t) {
       const std::byte* page = KvPage(tile.kv, t / shape_.page_tokens);
       LoadKv(shape_, static_cast<int>(t % shape_.page_tokens), page + tile.kv.k_offset_bytes,
              page + tile.kv.v_offset_bytes, kv.data(), nullptr);
@@ -45,7 +45,7 @@ class ReferenceAttention : public AttentionKernel {
     }
     double sum = 0.0;
     std::vector<double> acc(dim);
-    for (int64_t t = 0; t < visible; ++t) {
+    for (int64_t t = tile.begin; t < visible; ++t) {
       const std::byte* page = KvPage(tile.kv, t / shape_.page_tokens);
       LoadKv(shape_, static_cast<int>(t % shape_.page_tokens), page + tile.kv.k_offset_bytes,
              page + tile.kv.v_offset_bytes, nullptr, kv.data());

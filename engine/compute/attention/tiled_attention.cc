@@ -65,7 +65,7 @@ class TiledAttention : public AttentionKernel {
 
   void Run(const AttentionTile& tile, std::byte* memory) const override {
     const int64_t end = MaxVisible(tile);
-    if (end <= 0) return;
+    if (end <= tile.begin) return;
     const int rows = tile.tokens * tile.group;
     const bool widens = Widens(rows);
     const GroupCut cut(rows);
@@ -76,12 +76,14 @@ class TiledAttention : public AttentionKernel {
     const GroupKernel kernel = widens ? options_.widened : options_.kernel;
     const KvPass pass{scratch.k, scratch.v, shape_.head_dim,
                       widens ? kSliceTokens : shape_.page_tokens};
-    for (int64_t first = 0; first < end; first += pass_tokens_) {
-      const int64_t keys = std::min<int64_t>(end - first, pass_tokens_);
-      FindSlices(tile.kv, first, first + keys, scratch);
-      if (widens) WidenSlices(static_cast<int>(keys), scratch);
+    // Passes end at fixed places of the run, wherever the first begins.
+    for (int64_t first = tile.begin / kSliceTokens * kSliceTokens, last; first < end;
+         first = last) {
+      last = std::min(end, (first / pass_tokens_ + 1) * pass_tokens_);
+      FindSlices(tile.kv, first, last, scratch);
+      if (widens) WidenSlices(static_cast<int>(last - first), scratch);
       for (int g = 0; g < cut.groups; ++g) {
-        RunGroup(tile, first, cut.First(g), cut.Rows(g), scratch, kernel, pass);
+        RunGroup(tile, {first, last}, cut.First(g), cut.Rows(g), scratch, kernel, pass);
       }
     }
   }
@@ -89,6 +91,11 @@ class TiledAttention : public AttentionKernel {
  private:
   static constexpr size_t kScoreBytes = sizeof(float) * kMaxGroupRows * kScoreStride;
   static constexpr size_t kSliceBytes = sizeof(std::byte*) * kMaxPassSlices;
+
+  // Tokens of the run.
+  struct PassSpan {
+    int64_t first, last;
+  };
 
   struct Scratch {
     uint32_t* q;          // [groups][words, rows of the group]
@@ -172,17 +179,19 @@ class TiledAttention : public AttentionKernel {
     }
   }
 
-  void RunGroup(const AttentionTile& tile, int64_t first, int row, int rows, const Scratch& scratch,
+  void RunGroup(const AttentionTile& tile, PassSpan span, int row, int rows, const Scratch& scratch,
                 GroupKernel kernel, const KvPass& pass) const {
+    const int skip = static_cast<int>(std::max<int64_t>(0, tile.begin - span.first));
     int seen[kMaxGroupRows];
     for (int r = 0; r < rows; ++r) {
-      const int64_t keys = tile.visible[(row + r) / tile.group] - first;
-      seen[r] = static_cast<int>(std::clamp<int64_t>(keys, 0, pass_tokens_));
+      const int64_t end = tile.visible[(row + r) / tile.group];
+      seen[r] = static_cast<int>(std::clamp(end, span.first, span.last) - span.first);
     }
-    if (seen[rows - 1] == 0) return;
+    if (seen[rows - 1] <= skip) return;
     const SoftmaxRow state = tile.state.Row(row, shape_.head_dim);
     kernel(pass, {rows,
                   seen[rows - 1],
+                  skip,
                   seen,
                   scratch.q + row * WordsPerRow(),
                   {state.max, state.sum, state.acc},

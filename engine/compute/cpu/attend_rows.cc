@@ -52,7 +52,7 @@ class TileAttention {
   void Run(int thread, const QueryTile& tile, int kv_head) const {
     if (args_.clear) Clear({tile.row, tile.row + tile.tokens}, kv_head);
     const int64_t* visible = args_.batch->visible.data() + tile.row;
-    if (visible[tile.tokens - 1] == 0) return;
+    if (visible[tile.tokens - 1] <= tile.begin) return;
     const int head_dim = model_.config().head_dim;
     const int64_t first = (kv_head * args_.rows + tile.row) * model_.group();
     AttentionTile work;
@@ -62,6 +62,7 @@ class TileAttention {
     work.kv = Blocks(args_.batch->runs[static_cast<size_t>(tile.run)], kv_head);
     work.visible = visible;
     work.state = State(tile.row, kv_head);
+    work.begin = tile.begin;
     model_.attention().Run(work, rank_.thread(thread).attention.data());
     const int64_t rows = int64_t{tile.tokens} * work.group;
     if (!AllFinite(work.state.sum, rows) || !AllFinite(work.state.acc, rows * head_dim)) {
@@ -112,7 +113,7 @@ void AttendRows(CpuRank& rank, const Device::AttendArgs& args) {
     tiles.push_back(&tile);
     longest = std::max(longest, tile.tokens);
     for (int t = 0; t < tile.tokens; ++t) {
-      pairs += batch.visible[static_cast<size_t>(tile.row + t)];
+      pairs += batch.visible[static_cast<size_t>(tile.row + t)] - tile.begin;
     }
   }
   const TileAttention attention(rank, args);

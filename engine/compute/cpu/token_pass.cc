@@ -85,6 +85,7 @@ void TokenPass::MakeTiles() {
     const auto i = static_cast<size_t>(t);
     const bool joins = !tiles_.empty() && tiles_.back().tokens < cap &&
                        batch_->run[i] == batch_->run[i - 1] &&
+                       batch_->BeginOf(i) == batch_->BeginOf(i - 1) &&
                        batch_->visible[i] >= batch_->visible[i - 1];
     if (joins) {
       ++tiles_.back().tokens;
@@ -105,13 +106,15 @@ void TokenPass::MakeTasks() {
   for (const Tile& tile : tiles_) {
     longest = std::max(longest, tile.tokens);
     const int64_t visible = batch_->visible[static_cast<size_t>(tile.token + tile.tokens - 1)];
-    const int64_t pages = (visible + page_tokens - 1) / page_tokens;
+    const int64_t first_page = batch_->BeginOf(static_cast<size_t>(tile.token)) / page_tokens;
+    const int64_t pages = (visible + page_tokens - 1) / page_tokens - first_page;
     const int64_t splits = std::clamp<int64_t>(pages / kMinSplitPages, 1, wanted);
     const int64_t each = (pages + splits - 1) / splits;
     for (int g = 0; g < config_.kv_heads; ++g) {
       for (int64_t page = 0; page < pages; page += each) {
         const bool alone = each >= pages;
-        tasks_.push_back({tile, g, page, std::min(each, pages - page), alone, part_rows_});
+        tasks_.push_back(
+            {tile, g, first_page + page, std::min(each, pages - page), alone, part_rows_});
         if (!alone) part_rows_ += int64_t{tile.tokens} * model_.group();
       }
     }
@@ -225,9 +228,10 @@ void TokenPass::RunTask(int layer, int thread, const Task& task, const SoftmaxRo
   const auto token = static_cast<size_t>(task.tile.token);
   const KvRun& run = batch_->runs[static_cast<size_t>(batch_->run[token])];
   std::vector<int64_t> visible(static_cast<size_t>(task.tile.tokens));
+  const int64_t first_key = task.first_page * page_tokens;
   for (size_t t = 0; t < visible.size(); ++t) {
-    visible[t] = std::clamp<int64_t>(batch_->visible[token + t] - task.first_page * page_tokens, 0,
-                                     task.pages * page_tokens);
+    visible[t] =
+        std::clamp<int64_t>(batch_->visible[token + t] - first_key, 0, task.pages * page_tokens);
   }
   ClearSoftmax(state, task.tile.tokens * model_.group(), config_.head_dim);
   const int64_t first = (task.kv_head * tokens() + task.tile.token) * model_.group();
@@ -239,7 +243,8 @@ void TokenPass::RunTask(int layer, int thread, const Task& task, const SoftmaxRo
        .kv = {rank_.pool.base(), run.pages.data() + task.first_page, geometry.PageBytes(),
               geometry.KOffset(layer, task.kv_head), geometry.VOffset(layer, task.kv_head)},
        .visible = visible.data(),
-       .state = state},
+       .state = state,
+       .begin = std::max<int64_t>(0, batch_->BeginOf(token) - first_key)},
       rank_.thread(thread).attention.data());
 }
 
@@ -260,7 +265,9 @@ void TokenPass::Attend(int layer, const float* gathered, float* send) {
     }
   }
   int64_t pairs = 0;
-  for (int64_t visible : batch_->visible) pairs += visible;
+  for (size_t t = 0; t < batch_->visible.size(); ++t) {
+    pairs += batch_->visible[t] - batch_->BeginOf(t);
+  }
   rank_.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
 }
 

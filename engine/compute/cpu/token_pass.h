@@ -38,7 +38,7 @@ class TokenPass {
   void Hidden(float* out);
 
  private:
-  // Consecutive tokens that look at the same run.
+  // Consecutive tokens that look at the same run from the same token on.
   struct Tile {
     int64_t token;
     int tokens;

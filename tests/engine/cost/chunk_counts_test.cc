@@ -19,6 +19,7 @@ struct Setting {
   int ranks = 1;
   int stripe_tokens = 64;
   std::vector<Span> spans;
+  std::vector<int64_t> document_starts;
   TokenMode mode = TokenMode::kHome;
   bool wants_logits = true;
   bool score = false;
@@ -31,6 +32,7 @@ StepPlan PlanOf(const Setting& setting, const Placement& placement) {
   plan.placements = {{setting.stripe_tokens, placement.slot_map()}};
   PrefillChunk chunk;
   chunk.spans = setting.spans;
+  chunk.document_starts = StartsOf(setting.document_starts, setting.spans);
   for (const Span& span : chunk.spans) {
     chunk.tokens.resize(chunk.tokens.size() + static_cast<size_t>(span.size()));
   }
@@ -60,7 +62,7 @@ ChunkCounts CountBatches(const StepPlan& plan, const StepLayout& layout, const T
     RankCount& rank = counts.ranks.emplace_back();
     const RowBatch batch = layout.MakeBatch(r);
     rank.rows = batch.rows();
-    rank.pages = layout.PagesOn(0, r);
+    rank.pages = layout.PagesOn(0, r).count;
     for (const RowTile& tile : batch.tiles) {
       const int64_t rounded = RoundUp(tile.rows, tiles.row_granule);
       rank.rounded_rows += rounded;
@@ -73,8 +75,11 @@ ChunkCounts CountBatches(const StepPlan& plan, const StepLayout& layout, const T
       for (const QueryTile& tile : attend.tiles) {
         AttendCount count;
         for (int t = 0; t < tile.tokens; ++t) {
-          const int64_t keys =
-              RoundUp(attend.visible[static_cast<size_t>(tile.row + t)], tiles.page_tokens);
+          const int64_t end = attend.visible[static_cast<size_t>(tile.row + t)];
+          const int64_t keys = end == tile.begin
+                                   ? 0
+                                   : RoundUp(end, tiles.page_tokens) -
+                                         tile.begin / tiles.page_tokens * tiles.page_tokens;
           count.token_keys += static_cast<double>(keys);
           count.tile_keys = static_cast<double>(keys);
         }
@@ -140,6 +145,11 @@ TEST(ChunkCounts, AreThoseOfTheBatches) {
       setting.spans.push_back({begin, end});
       begin = end + 1 + up_to(300);
     }
+    if (i % 4 >= 2) {
+      for (int64_t start = up_to(3000); start < begin; start += 1 + up_to(i % 8 == 2 ? 50 : 2000)) {
+        setting.document_starts.push_back(start);
+      }
+    }
     setting.mode = i % 2 == 0 ? TokenMode::kHome : TokenMode::kDealt;
     setting.wants_logits = up_to(2) == 0;
     setting.score = up_to(4) == 0;
@@ -147,6 +157,16 @@ TEST(ChunkCounts, AreThoseOfTheBatches) {
     ExpectCountsOfBatches(setting);
     if (HasFailure()) return;
   }
+}
+
+TEST(ChunkCounts, ReplicatedTokensOfTwoDocuments) {
+  const Placement placement(1, 4);
+  PrefillChunk chunk;
+  chunk.spans = {{5, 9}};
+  chunk.document_starts = {2, 7};
+  // 5 and 6 see [2, 6) and [2, 7): 4 and 5 keys or pages of one; 7 and 8 see 1 and 2.
+  ExpectEqual(CountReplicated(chunk, placement, 1, 4)[0], {4 + 5 + 1 + 2, 5 + 2}, "keys");
+  ExpectEqual(CountReplicated(chunk, placement, 4, 4)[0], {8 + 8 + 4 + 8, 8 + 8}, "whole pages");
 }
 
 TEST(ChunkCounts, ReplicatedTokensSeeWholePages) {

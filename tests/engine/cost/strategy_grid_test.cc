@@ -54,6 +54,25 @@ TEST(StrategyGrid, AutoIsWithinThreePercentOfTheBest) {
   }
 }
 
+// A prompt of documents costs the sum of their squares, in both: every seventh setting again.
+TEST(StrategyGrid, PredictionsHoldForPromptsOfDocuments) {
+  const std::vector<StrategySetting> settings = StrategySettings();
+  for (size_t i = 0; i < settings.size(); i += 7) {
+    StrategySetting setting = settings[i];
+    const int64_t cached = setting.spec.cached_tokens;
+    const int64_t tokens = setting.spec.chunk_tokens.front();
+    setting.spec.document_starts = {cached / 2, cached + tokens / 3, cached + tokens / 3 * 2};
+    if (cached == 0 || tokens < 3) setting.spec.document_starts = {cached + tokens / 2};
+    const absl::StatusOr<StrategyOutcome> outcome = CompareWays(setting);
+    ASSERT_TRUE(outcome.ok()) << setting.Name() << ": " << outcome.status();
+    for (const WayOutcome& way : outcome->ways) {
+      EXPECT_NEAR(way.predicted_s / way.simulated_s, 1, 0.10)
+          << setting.Name() << ": " << WayName(way.way);
+    }
+    EXPECT_LE(outcome->Excess(), 1.03) << setting.Name();
+  }
+}
+
 // How much slower the fastest way without `is` is than the best one; 1 where the best is without.
 template <typename Is>
 double Advantage(const StrategyOutcome& outcome, Is is) {

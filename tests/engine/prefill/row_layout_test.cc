@@ -184,7 +184,7 @@ void CheckLayout(const PlanUnderTest& test, const Placement& placement) {
   }
 }
 
-// Over all ranks' KV, a row sees its whole prefix.
+// Over all ranks' KV, a row sees its whole prefix in its document.
 void CheckVisible(const PlanUnderTest& test, int n) {
   const StepLayout layout = test.Layout();
   const std::vector<int>& chunks = layout.sharded();
@@ -203,14 +203,21 @@ void CheckVisible(const PlanUnderTest& test, int n) {
           if (r > tile.row) {
             EXPECT_LE(batch.visible[Index(r - 1)], batch.visible[Index(r)]);
           }
-          visible[Index(r)] += batch.visible[Index(r)];
+          EXPECT_EQ(layout.StartOf(tile.chunk, layout.rows(rank).position[Index(r)]),
+                    layout.StartOf(tile.chunk, layout.rows(rank).position[Index(tile.row)]));
+          EXPECT_GE(tile.begin, 0);
+          EXPECT_GE(batch.visible[Index(r)], tile.begin);
+          EXPECT_LE(batch.visible[Index(r)],
+                    layout.PagesOn(tile.chunk, kv).count * layout.page_tokens());
+          visible[Index(r)] += batch.visible[Index(r)] - tile.begin;
         }
         row += tile.tokens;
       }
       EXPECT_EQ(row, layout.rows(rank).rows());
     }
     for (size_t r = 0; r < visible.size(); ++r) {
-      EXPECT_EQ(visible[r], layout.rows(rank).position[r] + 1);
+      const int64_t position = layout.rows(rank).position[r];
+      EXPECT_EQ(visible[r], position + 1 - layout.StartOf(layout.rows(rank).chunk[r], position));
     }
   }
 }
@@ -236,6 +243,10 @@ TEST_P(RowLayoutTest, EveryTokenIsComputedOnceAndKeptAtHome) {
   test.Add({{128, 256}, {300, 301}, {333, 700}}, TokenMode::kHome);
   test.Add({{1, 2}, {30, 77}, {128, 256}, {400, 450}}, TokenMode::kDealt);
   test.Add({{5, 700}}, TokenMode::kHome);
+  test.Add({{300, 700}}, TokenMode::kHome);
+  test.plan.chunks.back().document_starts = {290, 301, 302, 400, 512, 699};
+  test.Add({{100, 130}, {333, 700}}, TokenMode::kDealt);
+  test.plan.chunks.back().document_starts = {65, 123, 333, 480, 650};
   CheckLayout(test, placement);
   CheckVisible(test, shape.ranks);
 }

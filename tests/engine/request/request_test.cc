@@ -44,6 +44,32 @@ void ExpectAccepted(const std::function<void(Request&)>& change) {
   EXPECT_TRUE(status.ok()) << status;
 }
 
+TEST(ValidateRequestTest, DocumentStarts) {
+  const Case cases[] = {
+      {"prompt.document_starts[0] is -1, the prompt has positions 0 to 3",
+       [](Request& r) { r.document_starts = {-1}; }},
+      {"prompt.document_starts[2] is 4, the prompt has positions 0 to 3",
+       [](Request& r) {
+         r.document_starts = {0, 2, 4};
+       }},
+      {"prompt.document_starts[1] is 2, must be above the one before it, 2",
+       [](Request& r) {
+         r.document_starts = {2, 2};
+       }},
+      {"prompt.document_starts[2] is 1, must be above the one before it, 3",
+       [](Request& r) {
+         r.document_starts = {0, 3, 1};
+       }},
+      {"prompt.document_starts has 65537 entries, at most 65536 are allowed",
+       [](Request& r) {
+         for (int64_t i = 0; i < 65537; ++i) r.document_starts.push_back(i);
+       }},
+  };
+  for (const Case& c : cases) ExpectRefused(c);
+  ExpectAccepted([](Request& r) { r.document_starts = {0}; });
+  ExpectAccepted([](Request& r) { r.document_starts = {1, 2, 3}; });
+}
+
 TEST(ValidateRequestTest, SamplingValuesOutOfRange) {
   const float nan = std::numeric_limits<float>::quiet_NaN();
   const float infinity = std::numeric_limits<float>::infinity();

@@ -103,6 +103,23 @@ TEST(PlanCheckTest, EverythingOutOfRangeIsNamed) {
       {[](StepPlan& p) { p.chunks[0].pages[1].pop_back(); }, "chunks[0].pages"},
       {[](StepPlan& p) { p.chunks[0].pages[1][1] = 100; }, "name page 100"},
       {[](StepPlan& p) { p.chunks[0].pages[1][1] = kNoPage; }, "chunks[0].pages"},
+      {[](StepPlan& p) { p.chunks[0].document_starts = {-1}; }, "chunks[0].document_starts"},
+      {[](StepPlan& p) {
+         p.chunks[0].document_starts = {0, 7, 7};
+       },
+       "name 7 after 7"},
+      {[](StepPlan& p) { p.chunks[0].document_starts = {p.chunks[0].end()}; },
+       "chunks[0].document_starts"},
+      {[](StepPlan& p) {
+         p.chunks[1].spans = {{p.chunks[1].end() - 1, p.chunks[1].end()}};
+         p.chunks[1].tokens.resize(1);
+         p.chunks[1].targets.resize(p.chunks[1].score ? 1 : 0);
+         p.chunks[1].document_starts = {0, 1};
+       },
+       "chunks[1].document_starts are 2 for 1 tokens"},
+      {[](StepPlan& p) { p.decodes[0].document_start = -1; }, "decodes[0].document_start"},
+      {[](StepPlan& p) { p.decodes[0].document_start = p.decodes[0].position + 1; },
+       "decodes[0].document_start"},
       {[](StepPlan& p) { p.decodes[0].position = -1; }, "decodes[0].position"},
       {[](StepPlan& p) { p.decodes[0].position = 500; }, "decodes[0].position"},
       {[](StepPlan& p) { p.decodes[0].token = 1000; }, "decodes[0].token"},

@@ -33,6 +33,7 @@ void ExpectSame(const StepPlan& a, const StepPlan& b) {
     EXPECT_EQ(x.wants_logits, y.wants_logits);
     EXPECT_EQ(x.score, y.score);
     EXPECT_EQ(x.targets, y.targets);
+    EXPECT_EQ(x.document_starts, y.document_starts);
   }
   ASSERT_EQ(a.decodes.size(), b.decodes.size());
   for (size_t i = 0; i < a.decodes.size(); ++i) {
@@ -42,6 +43,7 @@ void ExpectSame(const StepPlan& a, const StepPlan& b) {
     EXPECT_EQ(x.token, y.token);
     EXPECT_EQ(x.placement, y.placement);
     EXPECT_EQ(x.pages, y.pages);
+    EXPECT_EQ(x.document_start, y.document_start);
   }
   EXPECT_EQ(a.freed, b.freed);
 }
@@ -86,15 +88,16 @@ TEST(PlanCodecTest, LittleEndianLayout) {
   plan.step = 0x0102;
   plan.ranks = 1;
   plan.placements = {{64, {0}}};
-  plan.decodes = {{7, 3, 258, 0, {{9}}}};
+  plan.decodes = {{7, 3, 258, 0, {{9}}, 2}};
   const std::string expected(
-      "RFPL\1\0\0\0"
+      "RFPL\2\0\0\0"
       "\2\0\0\0\0\0\0\0\2\1\0\0\0\0\0\0\1\0\0\0"
       "\1\0\0\0\x40\0\0\0\1\0\0\0\0\0\0\0"
       "\0\0\0\0"
       "\1\0\0\0\7\0\0\0\0\0\0\0\3\0\0\0\0\0\0\0\2\1\0\0\0\0\0\0\1\0\0\0\1\0\0\0\x09\0\0\0"
+      "\2\0\0\0\0\0\0\0"
       "\0\0\0\0",
-      8 + 20 + 16 + 4 + 40 + 4);
+      8 + 20 + 16 + 4 + 40 + 8 + 4);
   EXPECT_EQ(EncodePlan(plan), expected);
 }
 

@@ -31,7 +31,8 @@ class Maker {
         const int64_t position = Below(500);
         plan.decodes.push_back(
             {++sequence_, position, Token(), placement,
-             Table(plan.placements[static_cast<size_t>(placement)], position + 1)});
+             Table(plan.placements[static_cast<size_t>(placement)], position + 1),
+             Below(2) * Below(position + 1)});
       }
     }
     if (Below(3) == 0) plan.freed = {{1, 2}, {}, {3}};
@@ -52,6 +53,7 @@ class Maker {
       for (; at < end; ++at) chunk.tokens.push_back(Token());
       at += 1 + Below(60);
     }
+    if (Below(2) == 0) AddDocuments(chunk);
     chunk.placement = placement;
     chunk.pages = Table(plan.placements[static_cast<size_t>(placement)], chunk.end());
     chunk.strategy = static_cast<RingStrategy>(Below(kRingStrategies));
@@ -62,6 +64,14 @@ class Maker {
       chunk.targets.assign(chunk.tokens.size() - static_cast<size_t>(Below(2)), Token());
     }
     plan.chunks.push_back(std::move(chunk));
+  }
+
+  void AddDocuments(PrefillChunk& chunk) {
+    for (int64_t start = Below(300);
+         start < chunk.end() && chunk.document_starts.size() < chunk.tokens.size();
+         start += 1 + Below(40)) {
+      chunk.document_starts.push_back(start);
+    }
   }
 
   BlockTable Table(const PlacementSpec& spec, int64_t tokens) {

@@ -546,5 +546,27 @@ TEST_F(AdoptTest, PagesThatWaitInTheQueueAreNoClaim) {
   EXPECT_EQ(scheduler.PromptMissing(3), 100);
 }
 
+TEST_F(SchedulerTest, ChunksAndDecodesCarryTheDocumentsThatTheyNeed) {
+  Scheduler& scheduler = Make(2, Options(100));
+  SequenceSpec spec = Spec(1, 150, 4);
+  spec.document_starts = {0, 40, 90, 120};
+  scheduler.Enqueue(std::move(spec));
+  scheduler.Admit();
+  StepPlan plan = scheduler.Plan();
+  ASSERT_EQ(plan.chunks.size(), 1u);
+  EXPECT_EQ(plan.chunks[0].end(), 64);
+  EXPECT_THAT(plan.chunks[0].document_starts, ElementsAre(0, 40));
+  scheduler.Commit(plan);
+  plan = scheduler.Plan();
+  ASSERT_EQ(plan.chunks.size(), 1u);
+  EXPECT_THAT(plan.chunks[0].document_starts, ElementsAre(40, 90, 120));
+  scheduler.Commit(plan);
+  scheduler.AppendToken(1, 7);
+  plan = scheduler.Plan();
+  ASSERT_EQ(plan.decodes.size(), 1u);
+  EXPECT_EQ(plan.decodes[0].position, 150);
+  EXPECT_EQ(plan.decodes[0].document_start, 120);
+}
+
 }  // namespace
 }  // namespace ringfill

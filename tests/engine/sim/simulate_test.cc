@@ -134,6 +134,24 @@ TEST(Simulate, ChunksFollowEachOther) {
   EXPECT_EQ(SimulateOrFail(spec).ranks[0].work.product_rows, 2 * 8 * 3);
 }
 
+// Documents of 4 tokens, one a stripe: each row sees one page, on its own rank.
+TEST(Simulate, DocumentsCostTheSumOfTheirSquares) {
+  SimSpec spec = AttentionOnly(2, {.latency_s = 0, .bytes_per_s = kFast});
+  spec.document_starts = {0, 4, 8, 12};
+  const SimResult result = SimulateOrFail(spec);
+  EXPECT_NEAR(result.seconds, 8 * 4, 1e-9);
+  EXPECT_EQ(result.ranks[0].work.attention_pairs, 2 * (1 + 2 + 3 + 4));
+  // A chunk of the last document alone moves the one page that it sees.
+  spec.cached_tokens = 12;
+  spec.chunk_tokens = {4};
+  const SimResult last = SimulateOrFail(spec);
+  EXPECT_NEAR(last.seconds, 4 * 4, 1e-9);
+  EXPECT_EQ(last.ranks[0].sent_bytes, 64 + 64);
+  EXPECT_EQ(last.ranks[1].sent_bytes, 64);
+  spec.way.mode = TokenMode::kReplicated;
+  EXPECT_EQ(SimulateOrFail(spec).ranks[0].work.attention_pairs, 2 * (1 + 2 + 3 + 4));
+}
+
 TEST(Simulate, EqualSpecsGiveEqualBits) {
   SimSpec spec = AttentionOnly(5, {.latency_s = 0.1, .bytes_per_s = 1000});
   spec.chunk_tokens = {700, 45};

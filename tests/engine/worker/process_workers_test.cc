@@ -51,6 +51,22 @@ TEST_P(ProcessRanksTest, ProgressAndScoresComeThrough) {
   }
 }
 
+TEST_P(ProcessRanksTest, DocumentsComeThrough) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  EngineOptions options = SmallOptions(GetParam());
+  options.chunk_tokens = 128;
+  ProcessRing ring(path, options, RosterForTests(path));
+  Request request = Greedy(RandomPrompt(300, tiny.vocab, 5), 5);
+  request.document_starts = {0, 50, 131, 280};
+  const Outcome outcome = ring.runner().Run(request);
+  ASSERT_TRUE(outcome.status.ok()) << outcome.status;
+  std::vector<TokenId> all = request.prompt;
+  for (TokenId id : outcome.ids()) all.push_back(id);
+  ExpectMatches(ReferenceLogits(ring.engine().model(), all, request.document_starts), 300, outcome,
+                1e-3);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, ProcessRanksTest, testing::Values(1, 2, 3, 4, 5));
 
 TEST(ProcessWorkersTest, RanksAreMeasuredAtStart) {

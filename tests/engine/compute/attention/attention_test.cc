@@ -309,6 +309,66 @@ TEST_P(AttentionTest, RowsDoNotDependOnTheSizeOfTheirTile) {
   }
 }
 
+// A lower bound at every residue of a slice, a page and a pass. What lies before it is NaN, keys as
+// well as values.
+TEST_P(AttentionTest, TilesSeeNothingBeforeTheirBegin) {
+  for (const auto& [dim, page] : {std::pair{64, 16}, {80, 64}, {20, 16}}) {
+    const KvBlockShape shape = Shape(dim, page);
+    const auto kernel = MakeAttentionKernel(shape, isa());
+    for (int64_t begin = 1; begin < 1400; begin += begin < 70 ? 1 : 37) {
+      const std::vector<int64_t> visible = {begin,      begin + 1,  begin + 2,   begin + 2,
+                                            begin + 15, begin + 64, begin + 1100};
+      PagedRun run(shape, {begin + 1100, true, 1.0f, static_cast<uint32_t>(begin)});
+      for (const int group : {1, 3}) {
+        TestTile got(shape, group, visible, 81);
+        if (begin % 2 != 0) got.RandomState(82);
+        got.SetBegin(begin);
+        TestTile want = got;
+        want.Run(*MakeReferenceAttention(shape), run.blocks());
+        for (int64_t t = std::max<int64_t>(0, begin - 16); t < begin; ++t) {
+          run.Poison(t, true);
+          run.Poison(t, false);
+        }
+        TestTile alone = got;
+        got.Run(*kernel, run.blocks());
+        ExpectClose(got, want, dim, "begin " + std::to_string(begin), Limits());
+        if (HasFatalFailure()) return;
+        for (size_t t = 0; t < visible.size(); ++t) {
+          TestTile::RunTile(*kernel, alone.token_tile(run.blocks(), static_cast<int>(t)));
+        }
+        ASSERT_EQ(alone.sum(), got.sum()) << begin;
+        ASSERT_EQ(alone.acc(), got.acc()) << begin;
+      }
+    }
+  }
+}
+
+TEST_P(AttentionTest, CutsAtMultiplesOf1024GiveEqualBitsBehindABegin) {
+  const int page = 16;
+  for (const int dim : {64, 80, 128}) {
+    const KvBlockShape shape = Shape(dim, page);
+    const auto kernel = MakeAttentionKernel(shape, isa());
+    const PagedRun run(shape, {3500, true, 2.0f, 83});
+    for (const int64_t begin : {1, 255, 256, 1000, 1023, 1024, 1025, 2047, 2100}) {
+      const std::vector<int64_t> visible = {begin, begin + 1, std::max<int64_t>(begin, 2049), 3500};
+      TestTile whole(shape, 3, visible, 84);
+      TestTile parts = whole;
+      whole.SetBegin(begin);
+      whole.Run(*kernel, run.blocks());
+      for (int64_t first = 0; first < 3500; first += 1024) {
+        for (size_t t = 0; t < visible.size(); ++t) {
+          parts.visible()[t] = std::clamp<int64_t>(visible[t] - first, 0, 1024);
+        }
+        parts.SetBegin(std::clamp<int64_t>(begin - first, 0, 1024));
+        parts.Run(*kernel, run.blocks(first / page));
+      }
+      ASSERT_EQ(parts.max(), whole.max()) << begin;
+      ASSERT_EQ(parts.sum(), whole.sum()) << begin;
+      ASSERT_EQ(parts.acc(), whole.acc()) << begin;
+    }
+  }
+}
+
 TEST_P(AttentionTest, HugeScoresStayExactAndFinite) {
   const KvBlockShape shape = Shape(64, 16);
   // Scores near +-1e4: a float32 score is then good to about 1e-3 in base-2 units.
@@ -383,6 +443,16 @@ TEST(AttentionWork, CountsOnlyPagesThatATokenSees) {
   EXPECT_EQ(AttentionWork(tile, 64), 3 * 64 * (0 + 1 + 1 + 2 + 16));
   tile.tokens = 1;
   EXPECT_EQ(AttentionWork(tile, 64), 0);
+}
+
+TEST(AttentionWork, CountsNoPagesBeforeTheBegin) {
+  const std::vector<int64_t> visible = {130, 131, 192, 1000};
+  AttentionTile tile{};
+  tile.tokens = 4;
+  tile.group = 3;
+  tile.visible = visible.data();
+  tile.begin = 130;
+  EXPECT_EQ(AttentionWork(tile, 64), 3 * 64 * (0 + 1 + 1 + 14));
 }
 
 // Over whole pages a causal prompt costs half of the square, not the square.

@@ -107,6 +107,7 @@ class TestTile {
   int rows() const { return static_cast<int>(visible_.size()) * group_; }
   SoftmaxRows state() { return {max_.data(), sum_.data(), acc_.data()}; }
   std::vector<int64_t>& visible() { return visible_; }
+  void SetBegin(int64_t begin) { begin_ = begin; }
 
   // As if the rows had already seen other keys.
   void RandomState(uint32_t seed) {
@@ -120,7 +121,8 @@ class TestTile {
   }
 
   AttentionTile tile(const KvBlocks& kv) {
-    return {q_.data(), static_cast<int>(visible_.size()), group_, kv, visible_.data(), state()};
+    return {q_.data(), static_cast<int>(visible_.size()), group_, kv, visible_.data(), state(),
+            begin_};
   }
   // Token `token` of this tile alone.
   AttentionTile token_tile(const KvBlocks& kv, int token) { return tokens_tile(kv, token, 1); }
@@ -133,7 +135,8 @@ class TestTile {
             group_,
             kv,
             visible_.data() + token,
-            {max_.data() + row, sum_.data() + row, acc_.data() + i}};
+            {max_.data() + row, sum_.data() + row, acc_.data() + i},
+            begin_};
   }
 
   void Run(const AttentionKernel& kernel, const KvBlocks& kv) { RunTile(kernel, tile(kv)); }
@@ -157,6 +160,7 @@ class TestTile {
   const KvBlockShape shape_;
   const int group_;
   std::vector<int64_t> visible_;
+  int64_t begin_ = 0;
   std::vector<std::byte> q_;
   std::vector<float> max_, sum_, acc_;
 };
