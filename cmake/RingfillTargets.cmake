@@ -22,10 +22,12 @@ function(ringfill_precompile target)
   target_precompile_headers(${target} REUSE_FROM ringfill_precompiled)
 endfunction()
 
-# ringfill_library(NAME SRCS a.cc ... DEPS lib ...): one library of the tree. A library without
-# sources is header-only.
+# ringfill_library(NAME SRCS a.cc ... DEPS lib ... [ALONE b.cc ...]): one library of the tree. A
+# library without sources is header-only. Sanitized builds compile the sources of a target as one
+# file; ALONE names those that cannot take part, having names or options of their own.
 function(ringfill_library name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;ALONE" ${ARGN})
+  set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(ARG_SRCS)
     add_library(${name} STATIC ${ARG_SRCS})
     target_link_libraries(${name} PRIVATE ringfill_compiler PUBLIC ${ARG_DEPS})
@@ -38,11 +40,12 @@ function(ringfill_library name)
   endif()
 endfunction()
 
-# ringfill_test(NAME SRCS a_test.cc ... DEPS lib ... [LABELS l ...] [TIMEOUT seconds]
-# [SANITIZED_FILTER filter]): one GoogleTest program, known to ctest as a single test. The filter
+# ringfill_test(NAME SRCS a_test.cc ... DEPS lib ... [ALONE b_test.cc ...] [LABELS l ...]
+# [TIMEOUT seconds] [SANITIZED_FILTER filter]): one GoogleTest program, known to ctest as a single test. The filter
 # says which of many alike cases run in sanitized builds, which are ten times as slow.
 function(ringfill_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT;SANITIZED_FILTER" "SRCS;DEPS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;SANITIZED_FILTER" "SRCS;DEPS;ALONE;LABELS" ${ARGN})
+  set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ringfill_compiler ${ARG_DEPS} GTest::gmock GTest::gtest
                                         GTest::gtest_main)
