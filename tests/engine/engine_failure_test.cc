@@ -62,7 +62,7 @@ TEST_P(EngineLostRankTest, RequestsGoOnOverThoseLeftAndOnlyWhatWasLostIsComputed
   const auto [ranks, lost_in] = GetParam();
   TinyModelOptions tiny;
   EngineOptions options = SmallOptions(ranks);
-  options.fault = [ranks, lost_in](int rank, uint64_t step) {
+  options.fault = [ranks = ranks, lost_in = lost_in](int rank, uint64_t step) {
     return rank == ranks / 2 && step == lost_in ? absl::UnavailableError("lost") : absl::OkStatus();
   };
   EngineRunner runner(WriteTinyModel(tiny), options);
