@@ -14,6 +14,7 @@
 #include "CLI/CLI.hpp"
 #include "absl/strings/str_format.h"
 #include "base/clock.h"
+#include "base/machine.h"
 #include "engine/cost/measured_chooser.h"
 #include "engine/engine_options.h"
 #include "engine/layout/slot_map.h"
@@ -220,7 +221,7 @@ absl::Status Run(Options o) {
   const WorkersSpec spec{
       .ranks = info.ranks,
       .threads_per_rank = info.threads_per_rank,
-      .spin_rounds = info.threads_per_rank * info.ranks <= UsableCores() ? 2000 : 0,
+      .spin_rounds = info.threads_per_rank * info.ranks <= UsableCores() ? kSpinRounds : 0,
       .pages_per_rank = info.kv_pages / info.ranks,
       .min_round_timeout = o.engine.min_round_timeout,
       .gather_bytes = o.engine.gather_bytes,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/log.h"
+#include "base/machine.h"
 #include "engine/cost/measured_chooser.h"
 #include "engine/engine_metrics.h"
 #include "engine/layout/slot_map.h"
@@ -15,8 +16,6 @@
 
 namespace ringfill {
 namespace {
-
-constexpr int kSpinRounds = 2000;
 
 ThreadWorkersOptions ThreadOptionsOf(const EngineInfo& info, const EngineOptions& options) {
   ThreadWorkersOptions out;
@@ -76,6 +75,7 @@ absl::Status Engine::Impl::MakeWorkers() {
   const bool fits_cores = info_.threads_per_rank * options_.ranks <= UsableCores();
   const WorkersSpec spec{.ranks = options_.ranks,
                          .threads_per_rank = info_.threads_per_rank,
+                         .threads_settled_here = info_.threads_settled_here,
                          .spin_rounds = fits_cores ? kSpinRounds : 0,
                          .pages_per_rank = info_.kv_pages / options_.ranks,
                          .min_round_timeout = options_.min_round_timeout,

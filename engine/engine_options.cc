@@ -1,24 +1,17 @@
 #include "engine/engine_options.h"
 
-#include <sched.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "base/machine.h"
 #include "engine/compute/attention/attention.h"
 #include "engine/compute/attention/kv_layout.h"
 #include "kvcache/kv_geometry.h"
 
 namespace ringfill {
 namespace {
-
-int64_t MachineBytes() {
-  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-}
 
 absl::Status CheckOption(bool ok, const char* name, int64_t value, const std::string& need) {
   if (ok) return absl::OkStatus();
@@ -110,18 +103,13 @@ absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, Engine
 
 }  // namespace
 
-int UsableCores() {
-  cpu_set_t set;
-  if (sched_getaffinity(0, sizeof(set), &set) == 0) return std::max(1, CPU_COUNT(&set));
-  return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-}
-
 absl::Status SettleOptions(const ModelConfig& model, EngineOptions& o, EngineInfo& info) {
   RF_RETURN_IF_ERROR(CheckOptions(o));
   if (!o.dtype.has_value()) {
     o.dtype = o.isa == CpuIsa::kAvx512Bf16 ? DType::kBF16 : DType::kF32;
   }
   if (!o.kv_dtype.has_value()) o.kv_dtype = o.dtype;
+  info.threads_settled_here = o.threads == 0;
   if (o.threads == 0) o.threads = UsableCores();
   if (o.max_context_tokens == 0) o.max_context_tokens = model.trained_context;
   info.ranks = o.ranks;

@@ -74,6 +74,7 @@ struct EngineOptions {
 struct EngineInfo {
   int ranks = 0;
   int threads_per_rank = 0;
+  bool threads_settled_here = false;  // by this machine's cores, not by EngineOptions::threads
   DType dtype = DType::kF32;
   DType kv_dtype = DType::kF32;
   std::string isa;
@@ -92,8 +93,5 @@ struct EngineInfo {
 
 // Fills in what was left to the engine. INVALID_ARGUMENT naming the option that does not fit.
 absl::Status SettleOptions(const ModelConfig& model, EngineOptions& options, EngineInfo& info);
-
-// Cores that this process may use.
-int UsableCores();
 
 }  // namespace ringfill

@@ -85,6 +85,10 @@ class Leader {
   void RepairAfter(const StepPlan& plan, const absl::Status& why);
   // Forms the ring of a new epoch and moves every sequence over.
   absl::Status FormRing();
+  // Requests that end, and new ones, while the ring forms.
+  void ServeWhileForming();
+  // Says which ranks have figures and weights that are not their own.
+  void NoteStrangers(const std::vector<int>& from) const;
   // The weights of the new ranks; the old ones are forgotten.
   std::vector<double> WeightsOf(const std::vector<int>& from);
   void EndAll(const absl::Status& status);

@@ -301,7 +301,8 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
 
 absl::Status Leader::FormRing() {
   ++epoch_;
-  absl::StatusOr<std::vector<int>> formed = p_.workers.Reform(epoch_);
+  absl::StatusOr<std::vector<int>> formed =
+      p_.workers.Reform(epoch_, [this] { ServeWhileForming(); });
   ring_formed_ = formed.ok();
   if (!formed.ok()) {
     Publish();
@@ -315,6 +316,7 @@ absl::Status Leader::FormRing() {
     for (const Span& span : loss.spans) lost_tokens += span.size();
   }
   if (p_.measured != nullptr) p_.measured->Regroup(from);
+  NoteStrangers(from);
   std::vector<RankStatus> totals(from.size());
   for (size_t r = 0; r < from.size(); ++r) {
     if (from[r] >= 0) totals[r] = rank_totals_[static_cast<size_t>(from[r])];
@@ -332,6 +334,24 @@ absl::Status Leader::FormRing() {
   return absl::OkStatus();
 }
 
+void Leader::NoteStrangers(const std::vector<int>& from) const {
+  if (p_.measured == nullptr && weights_.empty()) return;
+  for (size_t r = 0; r < from.size(); ++r) {
+    if (from[r] >= 0) continue;
+    Log(LogLevel::kInfo,
+        "a rank that joined was not measured: it counts as the mean of the others, its links as "
+        "the slowest",
+        {{"rank", r}, {"epoch", epoch_}});
+  }
+}
+
+// What it ends is gone before Regroup sees the sequences.
+void Leader::ServeWhileForming() {
+  NoteProgress();
+  TakeInbox();
+  EndStale();
+}
+
 std::vector<double> Leader::WeightsOf(const std::vector<int>& from) {
   if (weights_.empty()) return {};
   const double mean =
@@ -342,7 +362,7 @@ std::vector<double> Leader::WeightsOf(const std::vector<int>& from) {
 }
 
 void Leader::LetNewcomersIn() {
-  if (!p_.workers.HasNewcomers()) {
+  if (!p_.workers.WantsReform()) {
     newcomers_since_.reset();
     return;
   }

@@ -1,10 +1,10 @@
 #include "engine/cost/measured_chooser.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
-#include "base/check.h"
 
 namespace ringfill {
 namespace {
@@ -63,7 +63,11 @@ void MeasuredChooser::Regroup(std::span<const int> from) {
   for (int rank : from) {
     if (rank >= 0) left.push_back(rank);
   }
-  RF_CHECK(!left.empty());
+  // Nobody: the newcomers are all there is, and those before them all that is known.
+  if (left.empty()) {
+    left.resize(static_cast<size_t>(old.ranks()));
+    std::iota(left.begin(), left.end(), 0);
+  }
   const DeviceFigures mean = MeanOf(old, left);
   const LinkFigures slowest = SlowestLink(old);
   const auto n = static_cast<int>(from.size());

@@ -22,8 +22,8 @@ class MeasuredChooser : public WayChooser {
 
   Way Choose(const PrefillChunk& chunk, const PlacementSpec& placement, int ranks) const override;
 
-  // A new epoch. from[r]: the rank that is rank r now, -1: a newcomer, taken for the mean of the
-  // others. REQUIRES: somebody is left.
+  // A new epoch. from[r]: the rank that is rank r now, -1: a newcomer, taken for the mean of those
+  // that are left, or of all before when nobody is.
   void Regroup(std::span<const int> from);
 
   // Seconds of a step by its chunks' ways; nothing for a step that also decodes, which is not

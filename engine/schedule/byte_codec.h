@@ -3,6 +3,7 @@
 // left can hold, and keeps the first error, naming the field; after it everything reads as zero.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <concepts>
 #include <cstdint>
@@ -38,6 +39,12 @@ class ByteWriter {
     PutCount(text.size());
     bytes_.append(text);
   }
+  // The message is cut to `most` bytes.
+  void PutStatus(const absl::Status& status, size_t most) {
+    PutEnum(status.code());
+    const absl::string_view message = status.message();
+    PutText({message.data(), std::min(message.size(), most)});
+  }
   template <Scalar T>
   void PutAll(const std::vector<T>& values) {
     PutCount(values.size());
@@ -54,6 +61,8 @@ class ByteWriter {
 
 class ByteReader {
  public:
+  static constexpr int kStatusCodes = 17;
+
   explicit ByteReader(std::string_view bytes) : left_(bytes) {}
 
   template <Scalar T>
@@ -93,6 +102,17 @@ class ByteReader {
     std::string text(left_.substr(0, size));
     left_.remove_prefix(size);
     return text;
+  }
+  // Fails for an unknown code, a message of more than `most` bytes, and one of no error: OK has
+  // none, so that it would not encode to itself.
+  absl::Status GetStatus(size_t most, const char* field) {
+    const auto code = GetEnum<absl::StatusCode>(kStatusCodes, field);
+    const std::string message = GetText(field);
+    if (message.size() > most) {
+      Fail(field, absl::StrCat("has a message of ", message.size(), " bytes, at most ", most));
+    }
+    if (code == absl::StatusCode::kOk && !message.empty()) Fail(field, "is OK with a message");
+    return ok() ? absl::Status(code, message) : absl::OkStatus();
   }
   template <Scalar T>
   void GetAll(const char* field, std::vector<T>& values) {

@@ -15,7 +15,6 @@ namespace {
 
 // A peer that is alive but does not read: far longer than the largest plan takes on a slow network.
 constexpr Duration kSendLimit = std::chrono::minutes(10);
-constexpr size_t kMaxQueued = 1024;
 // Smaller messages are sent by the caller's thread while the line is free: one thread switch less a
 // step.
 constexpr size_t kInlineBytes = 32 << 10;
@@ -50,27 +49,30 @@ void ControlLink::Send(std::shared_ptr<const EncodedControl> message) {
   {
     MutexLock lock(&mutex_);
     if (!ended_.ok()) return;
-    if (sending_ || !queue_.empty() || message->payload.size() > kInlineBytes) {
+    if (sending_ || rest_ || !queue_.empty() || message->payload.size() > kInlineBytes) {
+      queued_bytes_ += message->payload.size();
       queue_.push_back(std::move(message));
       changed_.SignalAll();
-      if (queue_.size() <= kMaxQueued) return;
-      ended_ = absl::ResourceExhaustedError("the peer does not read its messages");
+      const bool fits =
+          queue_.size() <= kMaxQueued && (queued_bytes_ <= kMaxQueuedBytes || queue_.size() == 1);
+      if (fits) return;
+      ended_ = absl::ResourceExhaustedError(absl::StrCat(
+          "the peer does not read: ", queue_.size(), " messages wait, ", queued_bytes_, " bytes"));
       connection_->Close();
       return;
     }
     sending_ = true;
   }
-  SendNow(*message);
+  Sent(connection_->SendSome(message->type, std::as_bytes(std::span(message->payload))));
 }
 
-void ControlLink::SendNow(const EncodedControl& message) {
-  const absl::Status sent = connection_->Send(
-      message.type, std::as_bytes(std::span(message.payload)), Clock::Real().Now() + kSendLimit);
+void ControlLink::Sent(const absl::StatusOr<bool>& whole) {
   MutexLock lock(&mutex_);
   sending_ = false;
+  rest_ = whole.ok() && !*whole;
   // When the peer has closed the connection the reader may still find its last words.
-  if (!sent.ok() && !absl::IsUnavailable(sent) && ended_.ok()) {
-    ended_ = sent;
+  if (!whole.ok() && !absl::IsUnavailable(whole.status()) && ended_.ok()) {
+    ended_ = whole.status();
     connection_->Close();
   }
   changed_.SignalAll();
@@ -78,10 +80,10 @@ void ControlLink::SendNow(const EncodedControl& message) {
 
 bool ControlLink::Flush(Instant deadline) {
   MutexLock lock(&mutex_);
-  while (ended_.ok() && (sending_ || !queue_.empty())) {
+  while (ended_.ok() && (sending_ || rest_ || !queue_.empty())) {
     if (!changed_.WaitUntil(&mutex_, deadline)) break;
   }
-  return !sending_ && queue_.empty();
+  return !sending_ && !rest_ && queue_.empty();
 }
 
 void ControlLink::Close(const absl::Status& why) {
@@ -95,10 +97,11 @@ void ControlLink::Close(const absl::Status& why) {
 void ControlLink::SendLoop() {
   while (true) {
     std::shared_ptr<const EncodedControl> message;
+    bool rest;
     {
       MutexLock lock(&mutex_);
       Instant beat = Clock::Real().Now() + kBeatPeriod;
-      while (ended_.ok() && (sending_ || queue_.empty())) {
+      while (ended_.ok() && (sending_ || (queue_.empty() && !rest_))) {
         if (const Instant now = Clock::Real().Now(); now >= beat) {
           if (!sending_) break;
           beat = now + kBeatPeriod;  // bytes are on their way as it is
@@ -107,16 +110,30 @@ void ControlLink::SendLoop() {
       }
       if (!ended_.ok()) return;
       sending_ = true;
-      if (!queue_.empty()) {
+      rest = rest_;
+      if (!rest && !queue_.empty()) {
         message = std::move(queue_.front());
         queue_.pop_front();
+        queued_bytes_ -= message->payload.size();
       }
     }
-    if (message == nullptr) {
-      message = std::make_shared<EncodedControl>(EncodeControl(BeatMessage{NowNs()}));
-    }
-    SendNow(*message);
+    Sent(SendOne(rest, std::move(message)));
   }
+}
+
+absl::StatusOr<bool> ControlLink::SendOne(bool rest,
+                                          std::shared_ptr<const EncodedControl> message) {
+  const Instant limit = Clock::Real().Now() + kSendLimit;
+  if (rest) {
+    RF_RETURN_IF_ERROR(connection_->Flush(limit));
+    return true;
+  }
+  if (message == nullptr) {
+    message = std::make_shared<EncodedControl>(EncodeControl(BeatMessage{NowNs()}));
+  }
+  RF_RETURN_IF_ERROR(
+      connection_->Send(message->type, std::as_bytes(std::span(message->payload)), limit));
+  return true;
 }
 
 bool ControlLink::PeerIsSilent() const {

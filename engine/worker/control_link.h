@@ -23,9 +23,12 @@ namespace ringfill {
 inline constexpr Duration kBeatPeriod = std::chrono::milliseconds(250);
 inline constexpr Duration kDefaultHeartbeatTimeout = std::chrono::seconds(3);
 
-// Send, Close and Flush: any thread.
+// Send, Close and Flush: any thread; of these only Flush may wait.
 class ControlLink {
  public:
+  static constexpr size_t kMaxQueued = 1024;
+  static constexpr size_t kMaxQueuedBytes = size_t{64} << 20;
+
   // Both are called by the reading thread, never at the same time, and must not destroy the link.
   struct Handler {
     std::function<void(ControlMessage)> on_message;  // all but BEAT
@@ -41,8 +44,9 @@ class ControlLink {
   // Starts the threads. Once.
   void Start();
 
-  // Never blocks for long: what the socket does not take at once waits in a queue. Dropped when the
-  // link has ended.
+  // Never waits for the peer: what the socket does not take at once waits for the sending thread,
+  // at most kMaxQueued messages and, beyond one, kMaxQueuedBytes. A peer that lets more pile up is
+  // gone: the link ends with RESOURCE_EXHAUSTED. Dropped when the link has ended.
   void Send(const ControlMessage& message);
   void Send(std::shared_ptr<const EncodedControl> message);
   // All that was given to Send has gone to the socket; false when it could not in time.
@@ -51,7 +55,6 @@ class ControlLink {
   void Close(const absl::Status& why);
 
   void SetSilenceLimit(Duration limit) { silence_limit_ = limit; }
-  const std::string& peer_address() const { return connection_->peer_address(); }
   // How far our clock was ahead of the peer's, at most: its beats' way included; 0 before the first
   // one.
   Duration clock_ahead() const { return std::chrono::nanoseconds(clock_ahead_ns_.load()); }
@@ -64,7 +67,10 @@ class ControlLink {
   absl::Status ReadOne();
   bool PeerIsSilent() const;
   void NoteBeat(const BeatMessage& beat);
-  void SendNow(const EncodedControl& message);
+  // By the sending thread: what waits, else the message, else a beat.
+  absl::StatusOr<bool> SendOne(bool rest, std::shared_ptr<const EncodedControl> message);
+  // The line is free again; false: the connection keeps bytes that wait.
+  void Sent(const absl::StatusOr<bool>& whole);
 
   const std::unique_ptr<Connection> connection_;
   const Handler handler_;
@@ -76,7 +82,9 @@ class ControlLink {
   Mutex mutex_;
   CondVar changed_;
   std::deque<std::shared_ptr<const EncodedControl>> queue_ ABSL_GUARDED_BY(mutex_);
-  bool sending_ ABSL_GUARDED_BY(mutex_) = false;
+  size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  bool sending_ ABSL_GUARDED_BY(mutex_) = false;  // a thread uses the line
+  bool rest_ ABSL_GUARDED_BY(mutex_) = false;     // the connection keeps bytes that wait
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
 
   std::thread reader_, sender_;

@@ -17,11 +17,11 @@ constexpr size_t kDeviceNumbers = 11;
 constexpr size_t kMaxFigures = kDeviceNumbers * kMaxMembers + 2 * kMaxMembers * kMaxMembers + 2;
 constexpr int kDTypes = 2;
 constexpr int kIsas = 4;
-constexpr int kStatusCodes = 17;
+constexpr int kMaxThreads = 1024;
 
-constexpr const char* kNames[] = {"JOIN",    "WELCOME",  "REFUSED",  "READY",  "FORM",  "FORMED",
-                                  "STEP",    "STOP",     "PROGRESS", "RESULT", "ABORT", "TRACE",
-                                  "MEASURE", "MEASURED", "BEAT",     "BYE"};
+constexpr const char* kNames[] = {"JOIN",    "WELCOME",  "REFUSED",  "READY",  "FORM",    "FORMED",
+                                  "STEP",    "STOP",     "PROGRESS", "RESULT", "ABORT",   "TRACE",
+                                  "MEASURE", "MEASURED", "BEAT",     "BYE",    "DEADLINK"};
 static_assert(std::size(kNames) == std::variant_size_v<ControlMessage>);
 
 // One list of fields for both directions: Field writes or reads.
@@ -43,11 +43,7 @@ class Out {
   void Bytes(const Sha256Digest& digest, const char*) {
     for (const std::byte b : digest) w.Put(std::to_integer<uint8_t>(b));
   }
-  void StatusOf(const absl::Status& status, const char*) {
-    w.Put(static_cast<uint8_t>(status.code()));
-    w.PutText(std::string_view(status.message().data(), status.message().size())
-                  .substr(0, kMaxControlText));
-  }
+  void StatusOf(const absl::Status& status, const char*) { w.PutStatus(status, kMaxControlText); }
   template <typename T, typename Each>
   void List(const std::vector<T>& values, size_t most, const char*, const Each& each) {
     const size_t count = std::min(values.size(), most);
@@ -98,12 +94,7 @@ class In {
     for (std::byte& b : digest) b = std::byte{r.Get<uint8_t>(field)};
   }
   void StatusOf(absl::Status& status, const char* field) {
-    const auto code = r.Get<uint8_t>(field);
-    std::string text;
-    Text(text, field);
-    if (code >= kStatusCodes) return r.Fail(field, absl::StrCat("has the code ", code));
-    if (code == 0 && !text.empty()) return r.Fail(field, "is OK with a message");
-    status = absl::Status(static_cast<absl::StatusCode>(code), text);
+    status = r.GetStatus(kMaxControlText, field);
   }
   template <typename T, typename Each>
   void List(std::vector<T>& values, size_t most, const char* field, const Each& each) {
@@ -166,7 +157,7 @@ void Fields(C& c, M& m) {
     c.Bool(m.strict, "strict");
     c.Number(m.page_tokens, "page tokens", 16, 1 << 20);
     c.Number(m.pages, "pages", int64_t{0}, int64_t{1} << 31);
-    c.Number(m.threads, "threads", 1, 1024);
+    c.Number(m.threads, "threads", 0, kMaxThreads);
     c.Number(m.spin_rounds, "spin rounds", 0, 1 << 30);
     c.Number(m.expanded_weight_bytes, "expanded weight bytes", int64_t{0}, kMost64);
     c.Number(m.gather_bytes, "gather bytes", int64_t{0}, kMost64);
@@ -177,10 +168,8 @@ void Fields(C& c, M& m) {
     c.Bool(m.try_again, "try again");
     c.Text(m.reason, "reason");
   } else if constexpr (std::is_same_v<T, ReadyMessage>) {
-    c.Enum(m.dtype, kDTypes, "compute type");
-    c.Enum(m.kv_dtype, kDTypes, "KV type");
-    c.Enum(m.isa, kIsas, "instruction set");
-    GeometryFields(c, m.geometry);
+    c.Number(m.threads, "threads", 1, kMaxThreads);
+    c.Number(m.cores, "cores", 1, 1 << 20);
   } else if constexpr (std::is_same_v<T, FormMessage>) {
     c.Number(m.epoch, "epoch", uint64_t{0}, kAny64);
     c.Number(m.attempt, "attempt", uint64_t{0}, kAny64);
@@ -191,6 +180,8 @@ void Fields(C& c, M& m) {
   } else if constexpr (std::is_same_v<T, FormedMessage>) {
     c.Number(m.attempt, "attempt", uint64_t{0}, kAny64);
     c.StatusOf(m.status, "status");
+    c.List(m.missing, kMaxMembers, "missing",
+           [](C& each, auto& rank) { each.Number(rank, "missing rank", 0, kMaxMembers - 1); });
   } else if constexpr (std::is_same_v<T, StepMessage>) {
     c.Rest(m.plan);
   } else if constexpr (std::is_same_v<T, StopMessage>) {
@@ -220,9 +211,12 @@ void Fields(C& c, M& m) {
   } else if constexpr (std::is_same_v<T, BeatMessage>) {
     c.Number(m.sent_ns, "time", std::numeric_limits<int64_t>::min(),
              std::numeric_limits<int64_t>::max());
-  } else {
-    static_assert(std::is_same_v<T, ByeMessage>);
+  } else if constexpr (std::is_same_v<T, ByeMessage>) {
     c.Text(m.reason, "reason");
+  } else {
+    static_assert(std::is_same_v<T, DeadLinkMessage>);
+    c.Number(m.attempt, "attempt", uint64_t{0}, kAny64);
+    c.Number(m.peer, "peer", 0, kMaxMembers - 1);
   }
 }
 
@@ -369,19 +363,6 @@ absl::StatusOr<Figures> FiguresFromNumbers(const std::vector<double>& numbers, i
   figures.gather.latency_s = next();
   figures.gather.bytes_per_s = next();
   return figures;
-}
-
-std::string TypeMismatch(const WelcomeMessage& leader, const ReadyMessage& worker) {
-  if (leader.dtype != worker.dtype) {
-    return Differ("compute.dtype", DTypeName(leader.dtype), DTypeName(worker.dtype));
-  }
-  if (leader.kv_dtype != worker.kv_dtype) {
-    return Differ("kv.dtype", DTypeName(leader.kv_dtype), DTypeName(worker.kv_dtype));
-  }
-  if (leader.isa != worker.isa) {
-    return Differ("compute.isa", CpuIsaName(leader.isa), CpuIsaName(worker.isa));
-  }
-  return GeometryMismatch(leader.geometry, worker.geometry);
 }
 
 std::string GeometryMismatch(const KvGeometry& leader, const KvGeometry& worker) {

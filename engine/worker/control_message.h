@@ -4,11 +4,12 @@
 //   worker                    leader
 //   JOIN      ->                        who I am, which model, which types I insist on
 //             <-   WELCOME | REFUSED    what the ring computes with
-//   READY | REFUSED  ->                 the geometry that came of it
+//   READY | REFUSED  ->                 what it computes with, when that suits it
 //             <-   FORM                 members of an epoch's ring
 //   FORMED    ->
 //             <-   STEP                 with STOP and ABORT while it runs
 //   PROGRESS, RESULT  ->
+//   DEADLINK  ->                        at any time: nothing comes from another rank any more
 //
 // BEAT goes both ways all the time, BYE ends the connection from either side.
 #pragma once
@@ -30,7 +31,7 @@
 
 namespace ringfill {
 
-inline constexpr uint32_t kControlVersion = 1;
+inline constexpr uint32_t kControlVersion = 2;
 inline constexpr size_t kMaxControlText = 4096;      // of a reason; longer ones are cut
 inline constexpr size_t kMaxControlBytes = 1 << 17;  // of all but STEP and RESULT
 inline constexpr int kMaxMembers = 64;
@@ -63,7 +64,7 @@ struct WelcomeMessage {
   bool strict = false;
   int32_t page_tokens = 0;
   int64_t pages = 0;
-  int32_t threads = 1;
+  int32_t threads = 1;  // 0: for the worker's machine to say
   int32_t spin_rounds = 0;
   int64_t expanded_weight_bytes = 0;
   int64_t gather_bytes = 0;
@@ -78,10 +79,8 @@ struct RefusedMessage {
 };
 
 struct ReadyMessage {
-  DType dtype = DType::kF32;
-  DType kv_dtype = DType::kF32;
-  CpuIsa isa = CpuIsa::kBaseline;
-  KvGeometry geometry;
+  int32_t threads = 1;
+  int32_t cores = 1;  // that its process may use
 };
 
 struct FormMessage {
@@ -96,6 +95,7 @@ struct FormMessage {
 struct FormedMessage {
   uint64_t attempt = 0;
   absl::Status status;
+  std::vector<int32_t> missing;  // ranks that it has no connection with
 };
 
 struct StepMessage {
@@ -148,11 +148,18 @@ struct ByeMessage {
   std::string reason;
 };
 
+// Of the ring that the attempt formed.
+struct DeadLinkMessage {
+  uint64_t attempt = 0;
+  int32_t peer = 0;  // its rank there
+};
+
 // In the order of their numbers on the wire, which start at 1.
-using ControlMessage = std::variant<JoinMessage, WelcomeMessage, RefusedMessage, ReadyMessage,
-                                    FormMessage, FormedMessage, StepMessage, StopMessage,
-                                    ProgressMessage, ResultMessage, AbortMessage, TraceMessage,
-                                    MeasureMessage, MeasuredMessage, BeatMessage, ByeMessage>;
+using ControlMessage =
+    std::variant<JoinMessage, WelcomeMessage, RefusedMessage, ReadyMessage, FormMessage,
+                 FormedMessage, StepMessage, StopMessage, ProgressMessage, ResultMessage,
+                 AbortMessage, TraceMessage, MeasureMessage, MeasuredMessage, BeatMessage,
+                 ByeMessage, DeadLinkMessage>;
 
 struct EncodedControl {
   uint16_t type = 0;
@@ -171,7 +178,6 @@ std::vector<double> FiguresToNumbers(const Figures& figures);
 absl::StatusOr<Figures> FiguresFromNumbers(const std::vector<double>& numbers, int ranks);
 
 // Why two ends do not fit, naming what differs and both values; empty when they do.
-std::string TypeMismatch(const WelcomeMessage& leader, const ReadyMessage& worker);
 std::string GeometryMismatch(const KvGeometry& leader, const KvGeometry& worker);
 // What of a worker's wishes the leader does not meet; empty when it meets all.
 std::string JoinMismatch(const WelcomeMessage& leader, const JoinMessage& worker);

@@ -1,6 +1,7 @@
 #include "engine/worker/process_workers.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -16,11 +17,17 @@ namespace {
 
 // How soon a client that went away is noticed while a step runs.
 constexpr Duration kStopPoll = std::chrono::milliseconds(20);
+// How soon the caller of Reform is heard while it waits.
+constexpr Duration kWaitTurn = std::chrono::milliseconds(100);
 // Beyond what ranks wait for each other, so that theirs is the error that is seen.
 constexpr Duration kStepMargin = std::chrono::seconds(5);
 // To form a ring: connections between each two. Somebody who does not answer costs this once.
 constexpr Duration kFormTimeout = std::chrono::seconds(2);
-constexpr int kFormAttempts = 4;
+// To see whether a link that was found dead is dead.
+constexpr Duration kProbeTimeout = std::chrono::seconds(1);
+constexpr Duration kMostTimeout = std::chrono::seconds(6);
+// Of all attempts together, but for what the last one takes beyond it.
+constexpr Duration kReformLimit = std::chrono::seconds(12);
 constexpr Duration kFormMargin = std::chrono::milliseconds(500);
 // For a worker to come when none is left.
 constexpr Duration kLastHope = std::chrono::seconds(4);
@@ -29,7 +36,8 @@ constexpr std::chrono::minutes kMeasureLimit(1);
 class ProcessWorkers final : public Workers {
  public:
   ProcessWorkers(const WorkersSpec& spec, const ModelConfig& model, const KvGeometry& geometry,
-                 std::unique_ptr<WorkerRoster> roster)
+                 const ProcessWorkersOptions& options, std::unique_ptr<WorkerRoster> roster,
+                 WorkerMetrics& metrics)
       : model_(model),
         rank_options_{.model = model,
                       .geometry = geometry,
@@ -37,12 +45,16 @@ class ProcessWorkers final : public Workers {
                       .min_round_timeout = spec.min_round_timeout,
                       .gather_bytes = spec.gather_bytes},
         clock_(Clock::Real()),
-        roster_(std::move(roster)) {}
+        metrics_(metrics),
+        route_(options.route),
+        roster_(std::move(roster)),
+        link_faults_(options.link_faults) {}
 
   int ranks() const override { return static_cast<int>(members_.size()); }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
-  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch) override;
-  bool HasNewcomers() override;
+  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch,
+                                          const std::function<void()>& while_waiting) override;
+  bool WantsReform() override;
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
 
@@ -69,18 +81,35 @@ class ProcessWorkers final : public Workers {
   void GiveUp(Step& step);
   Duration SilentLimit(const StepPlan& plan) const;
   int RankOf(const WorkerPeer& peer) const;
-  // Forms a ring of `peers`; those that failed to are left out of it the next time.
-  absl::Status Form(uint64_t epoch, std::vector<WorkerPeerPtr>& peers, Duration timeout);
+  // The next event; calls while_waiting_ meanwhile.
+  std::optional<WorkerEvent> Await(Instant deadline);
+  // REQUIRES: the event is a message.
+  void NoteDeadLink(const WorkerEvent& event);
+  void SendForm(const FormMessage& form, const std::vector<WorkerPeerPtr>& peers);
+  // Forms a ring of `peers`. Those that do not answer are dropped; `unmade`: links that were not
+  // made between those that do.
+  absl::Status Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers, Duration timeout,
+                    std::vector<LinkFaults::Link>& unmade);
+  // Who would be in a ring now, waiting for the first one.
+  std::vector<WorkerPeerPtr> AwaitPeers(Instant deadline);
+  absl::StatusOr<std::vector<int>> FormAnyRing(uint64_t epoch);
 
   const ModelConfig model_;
   const RankOptions rank_options_;
   const Clock& clock_;
+  WorkerMetrics& metrics_;
+  const std::function<std::string(int, int, const std::string&)> route_;
   const std::unique_ptr<WorkerRoster> roster_;
 
   // The leader's thread's.
-  std::vector<WorkerPeerPtr> members_;  // by rank
-  bool formed_ = false;                 // members_ have a ring
+  std::vector<WorkerPeerPtr> members_;     // by rank
+  bool formed_ = false;                    // members_ have a ring
+  std::set<LinkFaults::Link> dead_links_;  // of the ring, by rank
   uint64_t attempts_ = 0;
+  uint64_t ring_attempt_ = 0;  // that formed the ring
+  Instant forming_until_;      // the last attempt's workers may be busy with it
+  LinkFaults link_faults_;
+  std::function<void()> while_waiting_;
   uint64_t questions_ = 0;
   bool tracing_ = false;
 };
@@ -177,6 +206,8 @@ void ProcessWorkers::Handle(Step& step, const WorkerEvent& event) {
     if (rank != 0 || !now || step.aborted || progress->layers > model_.layers) return;
     step.limit = clock_.Now() + step.silent_limit;
     if (step.control.on_layer) step.control.on_layer(progress->layers);
+  } else {
+    NoteDeadLink(event);
   }
 }
 
@@ -230,73 +261,156 @@ void ProcessWorkers::GiveUp(Step& step) {
   }
 }
 
-absl::Status ProcessWorkers::Form(uint64_t epoch, std::vector<WorkerPeerPtr>& peers,
-                                  Duration timeout) {
+std::optional<WorkerEvent> ProcessWorkers::Await(Instant deadline) {
+  while (true) {
+    const Instant now = clock_.Now();
+    std::optional<WorkerEvent> event =
+        roster_->NextEvent(std::min<Instant>(deadline, now + kWaitTurn));
+    if (event.has_value() || now >= deadline) return event;
+    if (while_waiting_) while_waiting_();
+  }
+}
+
+void ProcessWorkers::NoteDeadLink(const WorkerEvent& event) {
+  const auto* dead = std::get_if<DeadLinkMessage>(&*event.message);
+  const int rank = RankOf(*event.peer);
+  if (dead == nullptr || rank < 0 || dead->attempt != ring_attempt_ || dead->peer >= ranks()) {
+    return;
+  }
+  if (!dead_links_.insert(LinkFaults::Link(std::minmax(rank, static_cast<int>(dead->peer)))).second)
+    return;  // from the other end
+  const WorkerPeer& peer = *members_[static_cast<size_t>(dead->peer)];
+  link_faults_.Note(event.peer->seat(), peer.seat(), clock_.Now());
+  metrics_.dead_links.Increment();
+  Log(LogLevel::kError, "a link between two ranks is dead",
+      {{"from", event.peer->Name()}, {"to", peer.Name()}});
+}
+
+void ProcessWorkers::SendForm(const FormMessage& form, const std::vector<WorkerPeerPtr>& peers) {
+  for (size_t r = 0; r < peers.size(); ++r) {
+    FormMessage own = form;
+    own.rank = static_cast<int32_t>(r);
+    for (const WorkerPeerPtr& peer : peers) {
+      own.members.push_back(route_ ? route_(peers[r]->seat(), peer->seat(), peer->data_address())
+                                   : peer->data_address());
+    }
+    peers[r]->link().Send(own);
+  }
+}
+
+absl::Status ProcessWorkers::Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers,
+                                  Duration timeout, std::vector<LinkFaults::Link>& unmade) {
+  const uint64_t attempt = ++attempts_;
   FormMessage form;
   form.epoch = epoch;
-  form.attempt = ++attempts_;
+  form.attempt = attempt;
   form.timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   form.trace = tracing_;
-  for (const WorkerPeerPtr& peer : peers) form.members.push_back(peer->data_address());
-  for (size_t r = 0; r < peers.size(); ++r) {
-    form.rank = static_cast<int32_t>(r);
-    peers[r]->link().Send(form);
-  }
-  std::vector<bool> answered(peers.size());
+  SendForm(form, peers);
+  std::vector<std::optional<FormedMessage>> answers(peers.size());
   absl::Status first;
-  const Instant deadline = clock_.Now() + timeout + kFormMargin;
-  while (std::find(answered.begin(), answered.end(), false) != answered.end()) {
-    const std::optional<WorkerEvent> event = roster_->NextEvent(deadline);
-    if (!event.has_value() && clock_.Now() >= deadline) break;
-    if (!event.has_value()) continue;
+  // They may be busy with the attempt before.
+  const Instant deadline = std::max(clock_.Now(), forming_until_) + timeout + kFormMargin;
+  forming_until_ = clock_.Now() + timeout;
+  for (size_t missing = peers.size(); missing > 0;) {
+    const std::optional<WorkerEvent> event = Await(deadline);
+    if (!event.has_value()) break;
     const auto at = std::find(peers.begin(), peers.end(), event->peer);
     if (at == peers.end()) continue;
     if (!event->message.has_value()) {
       return absl::UnavailableError(absl::StrCat(event->peer->Name(), " is gone"));
     }
+    NoteDeadLink(*event);
     const auto* formed = std::get_if<FormedMessage>(&*event->message);
-    if (formed == nullptr || formed->attempt != form.attempt) continue;
-    answered[static_cast<size_t>(at - peers.begin())] = true;
+    std::optional<FormedMessage>& answer = answers[static_cast<size_t>(at - peers.begin())];
+    if (formed == nullptr || formed->attempt != attempt || answer.has_value()) continue;
+    answer = *formed;
+    --missing;
     first.Update(formed->status);
   }
   for (size_t r = 0; r < peers.size(); ++r) {
-    if (answered[r]) continue;
-    first.Update(absl::DeadlineExceededError(
-        absl::StrCat(peers[r]->Name(), " did not form the ring in time")));
-    roster_->Drop(peers[r], LossReason::kHung,
-                  absl::DeadlineExceededError("it did not form the ring in time"));
+    if (answers[r].has_value()) continue;
+    const absl::Status late =
+        absl::DeadlineExceededError("it did not answer while the ring was formed");
+    first.Update(absl::DeadlineExceededError(absl::StrCat(peers[r]->Name(), ": ", late.message())));
+    roster_->Drop(peers[r], LossReason::kHung, late);
+  }
+  for (size_t r = 0; r < peers.size(); ++r) {
+    if (!answers[r].has_value()) continue;
+    for (const int32_t other : answers[r]->missing) {
+      const auto o = static_cast<size_t>(other);
+      if (o >= peers.size() || !answers[o].has_value()) continue;
+      unmade.emplace_back(peers[r]->seat(), peers[o]->seat());
+    }
   }
   return first;
 }
 
-absl::StatusOr<std::vector<int>> ProcessWorkers::Reform(uint64_t epoch) {
+std::vector<WorkerPeerPtr> ProcessWorkers::AwaitPeers(Instant deadline) {
+  while (!roster_->AwaitAny(std::min<Instant>(deadline, clock_.Now() + kWaitTurn))) {
+    if (clock_.Now() >= deadline) return {};
+    if (while_waiting_) while_waiting_();
+  }
+  std::vector<WorkerPeerPtr> ready = roster_->Ready();
+  std::vector<WorkerPeerPtr> in = ready;
+  std::erase_if(in, [&](const WorkerPeerPtr& peer) {
+    return link_faults_.IsOut(peer->seat(), clock_.Now());
+  });
+  return in.empty() ? ready : in;
+}
+
+absl::StatusOr<std::vector<int>> ProcessWorkers::Reform(
+    uint64_t epoch, const std::function<void()>& while_waiting) {
+  while_waiting_ = while_waiting;
+  absl::StatusOr<std::vector<int>> from = FormAnyRing(epoch);
+  while_waiting_ = nullptr;
+  return from;
+}
+
+absl::StatusOr<std::vector<int>> ProcessWorkers::FormAnyRing(uint64_t epoch) {
   absl::Status status = absl::UnavailableError("no worker is left");
   formed_ = false;
-  Duration timeout = kFormTimeout;
-  for (int attempt = 0; attempt < kFormAttempts; ++attempt, timeout *= 2) {
-    if (!roster_->AwaitAny(clock_.Now() + kLastHope)) break;
-    std::vector<WorkerPeerPtr> peers = roster_->Ready();
-    status = Form(epoch, peers, timeout);
+  const Instant limit = clock_.Now() + kReformLimit;
+  for (Duration timeout = dead_links_.empty() ? kFormTimeout : kProbeTimeout;
+       clock_.Now() < limit;) {
+    const std::vector<WorkerPeerPtr> peers =
+        AwaitPeers(std::min<Instant>(limit, clock_.Now() + kLastHope));
+    if (peers.empty()) break;
+    std::vector<LinkFaults::Link> unmade;
+    status = Form(epoch, peers, timeout, unmade);
     if (status.ok()) {
       std::vector<int> from;
       for (const WorkerPeerPtr& peer : peers) from.push_back(RankOf(*peer));
-      members_ = std::move(peers);
+      members_ = peers;
+      ring_attempt_ = attempts_;
       formed_ = true;
+      dead_links_.clear();
       return from;
     }
     Log(LogLevel::kWarning, "the ring did not form",
         {{"epoch", epoch}, {"attempt", attempts_}, {"status", status.ToString()}});
+    for (const int seat : link_faults_.LeaveOut(unmade, clock_.Now())) {
+      Log(LogLevel::kError, "a rank is left out: others cannot reach it", {{"rank", seat}});
+    }
+    // With the same workers as before: it may have been too short.
+    if (AwaitPeers(clock_.Now()) == peers) timeout = std::min<Duration>(2 * timeout, kMostTimeout);
   }
   return absl::UnavailableError(status.message());
 }
 
-bool ProcessWorkers::HasNewcomers() {
-  if (std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->gone(); })) {
+bool ProcessWorkers::WantsReform() {
+  while (const std::optional<WorkerEvent> event = roster_->NextEvent(clock_.Now())) {
+    // What else comes between steps is of no use any more.
+    if (event->message.has_value()) NoteDeadLink(*event);
+  }
+  if (!dead_links_.empty() ||
+      std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->gone(); })) {
     return true;
   }
   const std::vector<WorkerPeerPtr> ready = roster_->Ready();
-  return std::any_of(ready.begin(), ready.end(),
-                     [this](const WorkerPeerPtr& peer) { return RankOf(*peer) < 0; });
+  return std::any_of(ready.begin(), ready.end(), [this](const WorkerPeerPtr& peer) {
+    return RankOf(*peer) < 0 && !link_faults_.IsOut(peer->seat(), clock_.Now());
+  });
 }
 
 // Ranks know the model's shape as well as we do.
@@ -312,6 +426,7 @@ absl::StatusOr<Figures> ProcessWorkers::Measure(const ModelShape&) {
     }
     if (!event.has_value() || RankOf(*event->peer) < 0) continue;
     if (!event->message.has_value()) return roster_->HowLost(*event->peer);
+    NoteDeadLink(*event);
     const auto* answer = std::get_if<MeasuredMessage>(&*event->message);
     if (answer == nullptr || answer->question != ask.question) continue;
     RF_RETURN_IF_ERROR(answer->status);
@@ -356,18 +471,22 @@ absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& s
       std::chrono::duration_cast<std::chrono::milliseconds>(options.roster.heartbeat_timeout)
           .count();
   ring.geometry = geometry;
+  RosterOptions roster_options = options.roster;
+  roster_options.threads_settled_here = spec.threads_settled_here;
   RF_ASSIGN_OR_RETURN(std::unique_ptr<WorkerRoster> roster,
-                      WorkerRoster::Start(options.roster, ring, metrics));
+                      WorkerRoster::Start(roster_options, ring, metrics));
   Log(LogLevel::kInfo, "awaiting workers",
       {{"address", roster->address()},
        {"ranks", spec.ranks},
        {"started_here", options.roster.start_workers}});
   RF_RETURN_IF_ERROR(roster->AwaitAll(Clock::Real().Now() + options.roster.join_timeout));
-  auto workers =
-      std::make_unique<ProcessWorkers>(spec, model.config(), geometry, std::move(roster));
-  RF_ASSIGN_OR_RETURN(const std::vector<int> from, workers->Reform(1));
+  auto workers = std::make_unique<ProcessWorkers>(spec, model.config(), geometry, options,
+                                                  std::move(roster), metrics);
+  RF_ASSIGN_OR_RETURN(const std::vector<int> from, workers->Reform(1, nullptr));
   if (from.size() != static_cast<size_t>(spec.ranks)) {
-    return absl::UnavailableError("a worker was lost while the ring formed");
+    return absl::UnavailableError(absl::StrCat(
+        "a ring of ", from.size(), " of the ", spec.ranks,
+        " ranks formed: a worker was lost or cannot reach another one; the log says which"));
   }
   return workers;
 }

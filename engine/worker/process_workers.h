@@ -1,9 +1,11 @@
 // Ranks as processes, on this host or others: the leader's side. This process holds no rank; it
 // sends plans, forwards stops and progress, and collects results. When a worker is lost, the others
 // are told to stop waiting for it at once, and the next Reform goes on without it or with the one
-// that has come in its place.
+// that has come in its place. When two of them cannot reach each other, one is left out for a while
+// (link_faults.h) and keeps its connection.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -11,6 +13,7 @@
 #include "engine/compute/cpu_isa.h"
 #include "engine/compute/dtype.h"
 #include "engine/model/model.h"
+#include "engine/worker/link_faults.h"
 #include "engine/worker/worker_roster.h"
 #include "engine/worker/workers.h"
 
@@ -24,6 +27,10 @@ struct ProcessWorkersOptions {
   CpuIsa isa = DetectCpuIsa();
   int page_tokens = 64;
   int64_t expanded_weight_bytes = 0;
+  LinkFaults::Options link_faults = {};
+  // For tests of the links between ranks: where the worker of seat `from` finds the listener of
+  // seat `to`, which is at `address`. Empty: there.
+  std::function<std::string(int from, int to, const std::string& address)> route = {};
 };
 
 // Waits until all workers have joined, and forms the ring of epoch 1. The error says which ranks

@@ -13,7 +13,6 @@ constexpr size_t kScoreBytes = sizeof(int32_t) + sizeof(int64_t) + sizeof(float)
 constexpr size_t kFaultBytes = 3 * sizeof(int32_t);
 constexpr size_t kTraceBytes = 3 + 2 * sizeof(int32_t) + 3 * sizeof(int64_t);
 constexpr int kTraceLanes = 2;
-constexpr int kStatusCodes = 17;
 
 int64_t Nanoseconds(Instant instant) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(instant.time_since_epoch()).count();
@@ -81,9 +80,7 @@ std::string EncodeResult(const RankStepResult& result) {
   ByteWriter out;
   out.Put(kResultMagic);
   out.Put(kResultVersion);
-  out.PutEnum(result.status.code());
-  const absl::string_view message = result.status.message();
-  out.PutText({message.data(), std::min(message.size(), kMaxResultMessageBytes)});
+  out.PutStatus(result.status, kMaxResultMessageBytes);
   PutTimes(result, out);
   out.Put(result.stopped_mask);
   out.PutCount(result.faults.size());
@@ -119,12 +116,7 @@ absl::StatusOr<RankStepResult> DecodeResult(std::string_view bytes) {
                                                    ", this program reads ", kResultVersion));
   }
   RankStepResult result;
-  const auto code = in.GetEnum<absl::StatusCode>(kStatusCodes, "status.code");
-  const std::string message = in.GetText("status.message");
-  if (message.size() > kMaxResultMessageBytes) in.Fail("status.message", "is too long");
-  // An OK status has no message, so one that has would not encode to itself.
-  if (code == absl::StatusCode::kOk && !message.empty()) in.Fail("status.message", "of no error");
-  result.status = absl::Status(code, message);
+  result.status = in.GetStatus(kMaxResultMessageBytes, "status");
   GetTimes(in, result);
   result.stopped_mask = in.Get<uint64_t>("stopped_mask");
   result.faults.resize(in.GetCount(kFaultBytes, "faults"));

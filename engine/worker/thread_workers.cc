@@ -24,8 +24,8 @@ class ThreadWorkers final : public Workers {
 
   int ranks() const override { return static_cast<int>(ranks_.size()); }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
-  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch) override;
-  bool HasNewcomers() override { return false; }
+  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch, const std::function<void()>&) override;
+  bool WantsReform() override { return false; }
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
 
@@ -97,7 +97,7 @@ ThreadWorkers::ThreadWorkers(const WorkersSpec& spec, std::shared_ptr<const Mode
 }
 
 absl::Status ThreadWorkers::Start() {
-  RF_RETURN_IF_ERROR(Reform(1).status());
+  RF_RETURN_IF_ERROR(Reform(1, nullptr).status());
   for (auto& at : ranks_) at->thread = std::thread([this, &rank = *at] { RankLoop(rank); });
   return absl::OkStatus();
 }
@@ -113,7 +113,8 @@ ThreadWorkers::~ThreadWorkers() {
   }
 }
 
-absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch) {
+absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
+                                                       const std::function<void()>&) {
   // The old group's ends go together.
   for (auto& at : ranks_) at->comm.reset();
   std::vector<int> from;

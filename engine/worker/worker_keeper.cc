@@ -30,7 +30,10 @@ void WorkerRoster::KeepLoop() {
     if (stopping_) return;
     const Instant now = Clock::Real().Now();
     NoteChildExits(now);
-    const Instant wake = std::min({ReportLosses(now), EndLate(now), StartDue(now)});
+    // Losses schedule starts, and what was started may come to be late.
+    Instant wake = ReportLosses(now);
+    wake = std::min(wake, StartDue(now));
+    wake = std::min(wake, EndLate(now));
     children.swap(ended_children_);
     peers.swap(ended_peers_);
     if (!children.empty() || !peers.empty()) continue;
@@ -61,11 +64,14 @@ void WorkerRoster::NoteChildExits(Instant now) {
       return p->seat_ == static_cast<int>(s) && p->join_.pid == pid && !p->loss_.has_value();
     });
     if (joined != peers_.end()) continue;
-    const std::string how = seat.child->exit()->Describe();
-    const bool told = seat.last.find(absl::StrCat("pid ", pid, " ")) != std::string::npos;
-    if (!told) {
+    if (seat.last_pid != pid) {
+      const std::string how =
+          seat.late ? LateText()
+                    : absl::StrCat(seat.child->exit()->Describe(), " before it was ready");
+      if (seat.late) metrics_.lost[static_cast<size_t>(LossReason::kLate)]->Increment();
       if (!seat.last.empty()) absl::StrAppend(&seat.last, "; ");
-      absl::StrAppend(&seat.last, "its process (pid ", pid, ") ", how, " before it was ready");
+      absl::StrAppend(&seat.last, "its process (pid ", pid, ") ", how);
+      seat.last_pid = pid;
       Log(LogLevel::kError, "a worker ended before it was ready",
           {{"rank", s}, {"pid", pid}, {"how", how}});
     }
@@ -111,7 +117,7 @@ bool WorkerRoster::ReportLoss(WorkerPeer& peer, Instant now) {
   const std::string text = absl::StrCat(
       peer.state_ == State::kGreeting ? std::string("a worker") : peer.Name(), ": ", how);
   peer.loss_ = absl::UnavailableError(text);
-  if (peer.state_ == State::kReady) {
+  if (peer.state_ == State::kReady || reason == LossReason::kLate) {
     metrics_.lost[static_cast<size_t>(reason)]->Increment();
     Log(LogLevel::kError, "a worker was lost",
         {{"rank", peer.seat_.load()},
@@ -120,7 +126,9 @@ bool WorkerRoster::ReportLoss(WorkerPeer& peer, Instant now) {
          {"how", how}});
   }
   if (peer.state_ == State::kReady || peer.state_ == State::kWelcomed) {
-    seats_[static_cast<size_t>(peer.seat_)].last = text;
+    Seat& seat = seats_[static_cast<size_t>(peer.seat_)];
+    seat.last = text;
+    seat.last_pid = peer.join_.pid;
   }
   return true;
 }
@@ -134,20 +142,34 @@ Instant WorkerRoster::EndLate(Instant now) {
                            : peer->state_ == State::kRefused ? kRefusedPatience
                                                              : options_.join_timeout;
     if (now >= peer->since_ + limit) {
-      peer->link_->Close(absl::DeadlineExceededError("it did not join in time"));
+      const bool late = peer->state_ == State::kWelcomed;
+      if (late) peer->dropped_ = LossReason::kLate;
+      peer->link_->Close(
+          absl::DeadlineExceededError(late ? LateText() : "it did not say who it is in time"));
     } else {
       again = std::min(again, peer->since_ + limit);
     }
   }
+  return std::min(again, EndLateChildren(now));
+}
+
+Instant WorkerRoster::EndLateChildren(Instant now) {
+  Instant again = kNever;
   for (Seat& seat : seats_) {
-    if (seat.child == nullptr || seat.peer != nullptr || starting_) continue;
-    if (now >= seat.started + options_.join_timeout) {
-      seat.child->Kill(SIGKILL);
-    } else {
+    if (seat.child == nullptr || seat.peer != nullptr || starting_ || seat.late) continue;
+    if (now < seat.started + options_.join_timeout) {
       again = std::min(again, seat.started + options_.join_timeout);
+    } else if (!seat.child->exit().has_value()) {
+      seat.late = true;
+      seat.child->Kill(SIGKILL);
     }
   }
   return again;
+}
+
+std::string WorkerRoster::LateText() const {
+  return absl::StrCat("was not ready after ", Seconds(options_.join_timeout),
+                      " s (ring.join_timeout_s), so it was ended");
 }
 
 Instant WorkerRoster::StartDue(Instant now) {
@@ -189,6 +211,8 @@ void WorkerRoster::StartChild(size_t index, Instant now) {
   }
   metrics_.started.Increment();
   seat.last.clear();
+  seat.last_pid = 0;
+  seat.late = false;
   seat.child = *std::move(child);
 }
 

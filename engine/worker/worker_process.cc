@@ -23,17 +23,12 @@ constexpr Duration kFirstPause = std::chrono::milliseconds(100);
 constexpr Duration kMostPause = std::chrono::seconds(10);
 constexpr size_t kMaxLeaderMessage = kMaxPlanBytes + kMaxControlBytes;
 
-std::string HostName() {
-  char name[256] = {};
-  return gethostname(name, sizeof(name) - 1) == 0 ? name : "unknown";
-}
-
 // "host:0" for the address that our side of `connection` has.
 absl::StatusOr<std::string> LocalHost(const Connection& connection) {
   const Fd copy(dup(connection.fd()));
-  RF_ASSIGN_OR_RETURN(const HostPort local, LocalAddress(copy));
-  const bool v6 = local.host.find(':') != std::string::npos;
-  return v6 ? absl::StrCat("[", local.host, "]:0") : absl::StrCat(local.host, ":0");
+  RF_ASSIGN_OR_RETURN(HostPort local, LocalAddress(copy));
+  local.port = 0;
+  return HostPortText(local);
 }
 
 }  // namespace
@@ -107,7 +102,7 @@ JoinMessage WorkerProcess::MakeJoin() const {
   join.kv_dtype = options_.kv_dtype;
   join.best_isa = options_.best_isa;
   join.data_address = listener_->address();
-  join.host = HostName();
+  join.host = options_.host;
   join.pid = getpid();
   return join;
 }
@@ -116,12 +111,11 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
   const bool too_late = Clock::Real().Now() >= give_up_at_;
   absl::StatusOr<std::unique_ptr<Connection>> connection = CallLeader();
   if (!connection.ok()) {
-    const bool silent = absl::IsUnavailable(connection.status()) &&
-                        connection.status().message().find("handshake") != std::string::npos;
     Log(too_late ? LogLevel::kError : LogLevel::kWarning, "cannot join the leader",
         {{"leader", options_.leader},
          {"reason", std::string(connection.status().message())},
-         {"hint", silent ? "does it have the same secret?" : "does it run, and is it reachable?"},
+         {"hint", ClosedInHandshake(connection.status()) ? "does it have the same secret?"
+                                                         : "does it run, and is it reachable?"},
          {"tries_again", !too_late}});
     const bool final = absl::IsUnauthenticated(connection.status()) ||
                        absl::IsInvalidArgument(connection.status());
@@ -131,7 +125,8 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
   WorkerSession session({.model = model_,
                          .listener = *listener_,
                          .secret = options_.secret,
-                         .threads = options_.threads},
+                         .threads = options_.threads,
+                         .memory_bytes = options_.memory_bytes},
                         *std::move(connection));
   {
     MutexLock lock(&mutex_);

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "base/clock.h"
+#include "base/machine.h"
 #include "base/mutex.h"
 #include "engine/comm/tcp/listener.h"
 #include "engine/comm/tcp/secret.h"
@@ -28,7 +29,7 @@ struct WorkerOptions {
   int rank = 0;        // wished for
   Secret secret;
   std::string model_path;
-  int threads = 0;  // 0: what the leader says
+  int threads = 0;  // 0: what the leader says, or one a core where it leaves that to us
   // What the leader must have; by default what it has is taken.
   WantedDType dtype = WantedDType::kAny;
   WantedDType kv_dtype = WantedDType::kAny;
@@ -39,7 +40,10 @@ struct WorkerOptions {
   // it, each time for so long.
   bool rejoin = false;
   Duration join_limit = std::chrono::seconds(60);
-  uint32_t version = kControlVersion;  // tests claim others
+  // Tests claim others.
+  uint32_t version = kControlVersion;
+  int64_t memory_bytes = MachineBytes();
+  std::string host = HostName();
 };
 
 enum class WorkerEnd { kGoodbye, kBadModel, kRefused, kLeaderGone };

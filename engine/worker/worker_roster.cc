@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/machine.h"
 #include "engine/worker/result_codec.h"
 
 namespace ringfill {
@@ -22,13 +23,20 @@ constexpr size_t kMaxPeerMessage = kMaxResultBytes + kMaxControlBytes;
 
 WorkerMetrics::WorkerMetrics(Metrics& metrics)
     : started(metrics.AddCounter("ringfill_workers_started_total",
-                                 "Worker processes that the daemon started")) {
-  constexpr const char* kReasons[kLossReasons] = {"signal",     "exit", "silent",
-                                                  "connection", "hung", "left"};
+                                 "Worker processes that the daemon started")),
+      dead_links(metrics.AddCounter("ringfill_dead_links_total",
+                                    "Links between two ranks that were found dead")) {
+  constexpr const char* kReasons[kLossReasons] = {"signal", "exit", "silent", "connection",
+                                                  "hung",   "left", "late"};
   for (size_t i = 0; i < lost.size(); ++i) {
     lost[i] = &metrics.AddCounter("ringfill_workers_lost_total", "Worker processes lost",
                                   {{"reason", kReasons[i]}});
   }
+}
+
+bool WorkerPeer::is_local() const {
+  static const std::string here = HostName();
+  return join_.host == here;
 }
 
 std::string WorkerPeer::Name() const {
@@ -111,7 +119,7 @@ absl::Status WorkerRoster::AwaitAll(Instant deadline) {
   }
 }
 
-bool WorkerRoster::AwaitAny(Instant deadline) {
+bool WorkerRoster::AwaitAny(Instant deadline) const {
   MutexLock lock(&mutex_);
   while (ReadyPeers().empty()) {
     if (!changed_.WaitUntil(&mutex_, deadline)) break;
@@ -208,6 +216,7 @@ void WorkerRoster::OnMessage(WorkerPeer& peer, ControlMessage message) {
   if (const auto* refused = std::get_if<RefusedMessage>(&message)) {
     Log(LogLevel::kError, "a worker refuses the leader",
         {{"rank", peer.seat_.load()}, {"pid", peer.join_.pid}, {"reason", refused->reason}});
+    peer.dropped_ = LossReason::kConnection;
     return peer.link_->Close(absl::UnavailableError(absl::StrCat("it refused: ", refused->reason)));
   }
   if (auto* join = std::get_if<JoinMessage>(&message);
@@ -271,6 +280,7 @@ void WorkerRoster::OnJoin(WorkerPeer& peer, JoinMessage join) {
   peer.since_ = Clock::Real().Now();
   WelcomeMessage welcome = ring_;
   welcome.rank = peer.join_.rank;
+  if (options_.threads_settled_here && !peer.is_local()) welcome.threads = 0;
   peer.link_->Send(welcome);
   keeper_wakes_.SignalAll();
 }
@@ -282,8 +292,9 @@ void WorkerRoster::Refuse(WorkerPeer& peer, const RefusedMessage& why) {
        {"host", peer.join_.host},
        {"reason", why.reason}});
   if (!why.try_again && peer.join_.rank < ring_.ranks) {
-    seats_[static_cast<size_t>(peer.join_.rank)].last =
-        absl::StrCat("the last worker was refused: ", why.reason);
+    Seat& seat = seats_[static_cast<size_t>(peer.join_.rank)];
+    seat.last = absl::StrCat("the last worker was refused: ", why.reason);
+    seat.last_pid = 0;  // its process may still end in a way of its own
   }
   peer.state_ = WorkerPeer::State::kRefused;
   peer.since_ = Clock::Real().Now();
@@ -293,16 +304,30 @@ void WorkerRoster::Refuse(WorkerPeer& peer, const RefusedMessage& why) {
 }
 
 void WorkerRoster::OnReady(WorkerPeer& peer, const ReadyMessage& ready) {
-  if (const std::string mismatch = TypeMismatch(ring_, ready); !mismatch.empty()) {
-    return Refuse(peer, {false, mismatch});
-  }
+  peer.ready_ = ready;
   peer.state_ = WorkerPeer::State::kReady;
   Log(LogLevel::kInfo, "a worker has joined",
       {{"rank", peer.seat_.load()},
        {"pid", peer.join_.pid},
        {"host", peer.join_.host},
-       {"address", peer.join_.data_address}});
+       {"address", peer.join_.data_address},
+       {"threads", ready.threads},
+       {"cores", ready.cores}});
+  if (!options_.start_workers) CheckThreads(peer);
   changed_.SignalAll();
+}
+
+void WorkerRoster::CheckThreads(const WorkerPeer& newest) const {
+  int threads = 0;
+  for (const WorkerPeerPtr& peer : ReadyPeers()) {
+    if (peer->join_.host == newest.join_.host) threads += peer->ready_.threads;
+  }
+  if (threads <= newest.ready_.cores) return;
+  Log(LogLevel::kWarning, "the workers of a machine have more threads than it has cores",
+      {{"host", newest.join_.host},
+       {"threads", threads},
+       {"cores", newest.ready_.cores},
+       {"hint", "give each of them --set compute.threads=N"}});
 }
 
 }  // namespace ringfill

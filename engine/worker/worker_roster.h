@@ -30,13 +30,14 @@
 namespace ringfill {
 
 // Why a worker was lost, as the metric's label.
-enum class LossReason { kSignal, kExit, kSilent, kConnection, kHung, kLeft };
-inline constexpr int kLossReasons = 6;
+enum class LossReason { kSignal, kExit, kSilent, kConnection, kHung, kLeft, kLate };
+inline constexpr int kLossReasons = 7;
 
 struct WorkerMetrics {
   explicit WorkerMetrics(Metrics& metrics);
   Counter& started;
   std::array<Counter*, kLossReasons> lost;  // by LossReason
+  Counter& dead_links;
 };
 
 // A worker that has called. Thread-safe.
@@ -45,6 +46,8 @@ class WorkerPeer : public std::enable_shared_from_this<WorkerPeer> {
   int seat() const { return seat_; }
   // "rank 1 (pid 123 on host)".
   std::string Name() const;
+  // Whether the leader's machine is its machine too.
+  bool is_local() const;
   const std::string& data_address() const { return join_.data_address; }
   ControlLink& link() { return *link_; }
   bool gone() const { return gone_; }
@@ -55,6 +58,7 @@ class WorkerPeer : public std::enable_shared_from_this<WorkerPeer> {
 
   std::atomic<int> seat_{-1};
   JoinMessage join_;
+  ReadyMessage ready_;
   std::atomic<bool> gone_{false};
   // The roster's mutex guards the rest.
   State state_ = State::kGreeting;
@@ -79,6 +83,8 @@ struct RosterOptions {
   // How to start one: "--leader A --rank K --secret-fd F --model M" are appended.
   std::vector<std::string> command;
   std::string model_path;
+  // The welcome's threads were settled by this machine's cores: workers elsewhere settle their own.
+  bool threads_settled_here = false;
   Duration join_timeout = std::chrono::seconds(60);
   Duration heartbeat_timeout = kDefaultHeartbeatTimeout;
   // Before a lost worker is started anew: doubles with each loss up to the most, falls back after a
@@ -106,7 +112,7 @@ class WorkerRoster {
   // as soon as one that was started here has died, naming the ranks that are missing and why.
   absl::Status AwaitAll(Instant deadline);
   // Waits until one is ready.
-  bool AwaitAny(Instant deadline);
+  bool AwaitAny(Instant deadline) const;
   // Those that are ready, by seat.
   std::vector<WorkerPeerPtr> Ready() const;
 
@@ -125,7 +131,9 @@ class WorkerRoster {
     std::optional<Instant> start_at;  // when to start one
     Instant started;
     Duration backoff{};
-    std::string last;  // what became of the last one
+    std::string last;      // what became of the last one
+    int64_t last_pid = 0;  // whose end `last` tells
+    bool late = false;     // the child is killed because it did not join in time
   };
 
   WorkerRoster(const RosterOptions& options, const WelcomeMessage& ring, WorkerMetrics& metrics);
@@ -140,6 +148,9 @@ class WorkerRoster {
   RefusedMessage WhyNoSeat(const JoinMessage& join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Refuse(WorkerPeer& peer, const RefusedMessage& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Says on the log when the ready workers of a machine have more threads than it has cores.
+  void CheckThreads(const WorkerPeer& newest) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   std::vector<WorkerPeerPtr> ReadyPeers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // worker_keeper.cc
@@ -147,6 +158,8 @@ class WorkerRoster {
   // Each returns when it wants to be called again at the latest.
   Instant StartDue(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Instant EndLate(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Instant EndLateChildren(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  std::string LateText() const;
   Instant ReportLosses(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void NoteChildExits(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void StartChild(size_t index, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -164,8 +177,8 @@ class WorkerRoster {
   std::unique_ptr<Listener> listener_;
 
   mutable Mutex mutex_;
-  CondVar changed_;       // ready workers, losses
-  CondVar keeper_wakes_;  // children and links that ended
+  mutable CondVar changed_;  // ready workers, losses
+  CondVar keeper_wakes_;     // children and links that ended
   CondVar event_came_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool starting_ ABSL_GUARDED_BY(mutex_) = true;  // until AwaitAll is through

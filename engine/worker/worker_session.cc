@@ -6,12 +6,14 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "base/machine.h"
 #include "engine/comm/tcp/tcp.h"
 #include "engine/cost/calibrate.h"
 #include "engine/schedule/plan_check.h"
 #include "engine/schedule/plan_codec.h"
 #include "engine/worker/result_codec.h"
 #include "engine/worker/run_step.h"
+#include "engine/worker/workers.h"
 
 namespace ringfill {
 namespace {
@@ -20,12 +22,26 @@ namespace {
 constexpr Duration kLastStep = std::chrono::seconds(10);
 constexpr int kStuckExitCode = 5;
 constexpr Duration kFlush = std::chrono::seconds(2);
+// The leader sends the rank one thing at a time.
 constexpr size_t kMaxQueued = 256;
+
+struct Threads {
+  int count;
+  int spin_rounds;
+};
+
+// The leader's figures are for ranks on its own machine.
+Threads ThreadsFor(const WelcomeMessage& welcome, int wanted) {
+  if (wanted == 0 && welcome.threads > 0) return {welcome.threads, welcome.spin_rounds};
+  const int cores = UsableCores();
+  const int count = wanted > 0 ? wanted : cores;
+  return {count, count <= cores ? kSpinRounds : 0};
+}
 
 }  // namespace
 
 struct WorkerSession::Machine {
-  Machine(std::shared_ptr<const Model> model, const WelcomeMessage& welcome, int threads)
+  Machine(std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const Threads& threads)
       : kv_dtype(welcome.kv_dtype),
         cpu_model(std::move(model),
                   {.dtype = welcome.dtype,
@@ -36,9 +52,9 @@ struct WorkerSession::Machine {
                    .ranks = 1,
                    .strict = welcome.strict},
                   Clock::Real()),
-        device(cpu_model, {.pages = welcome.pages,
-                           .threads = threads > 0 ? threads : welcome.threads,
-                           .spin_rounds = welcome.spin_rounds}),
+        device(
+            cpu_model,
+            {.pages = welcome.pages, .threads = threads.count, .spin_rounds = threads.spin_rounds}),
         rank({.model = cpu_model.config(),
               .geometry = cpu_model.geometry(),
               .min_round_timeout = std::chrono::milliseconds(welcome.min_round_timeout_ms),
@@ -59,6 +75,12 @@ WorkerSession::WorkerSession(const SessionParts& parts, std::unique_ptr<Connecti
                                .on_end = [this](const absl::Status& why) { OnEnd(why); }})) {}
 
 WorkerSession::~WorkerSession() {
+  std::shared_ptr<Communicator> comm;
+  {
+    MutexLock lock(&mutex_);
+    comm.swap(comm_);
+  }
+  comm.reset();  // before the link, which it may have something to say on, and the device
   link_.reset();
   {
     MutexLock lock(&mutex_);
@@ -66,8 +88,6 @@ WorkerSession::~WorkerSession() {
     changed_.SignalAll();
   }
   if (watchdog_.joinable()) watchdog_.join();
-  MutexLock lock(&mutex_);
-  comm_.reset();  // before the device that its trace goes to
 }
 
 WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
@@ -136,9 +156,18 @@ void WorkerSession::OnMessage(ControlMessage message) {
     }
     return link_->Close(absl::CancelledError("the leader said goodbye"));
   }
-  MutexLock lock(&mutex_);
-  if (queue_.size() < kMaxQueued) queue_.push_back(std::move(message));
-  changed_.SignalAll();
+  {
+    MutexLock lock(&mutex_);
+    if (queue_.size() < kMaxQueued) {
+      queue_.push_back(std::move(message));
+      changed_.SignalAll();
+      return;
+    }
+  }
+  const std::string why =
+      absl::StrCat(kMaxQueued, " messages wait for this worker's rank, it takes no more");
+  link_->Send(RefusedMessage{true, why});
+  link_->Close(absl::ResourceExhaustedError(why));
 }
 
 void WorkerSession::OnEnd(const absl::Status& why) {
@@ -184,31 +213,47 @@ std::string WorkerSession::Object(const JoinMessage& join, const WelcomeMessage&
   if (!mismatch.empty()) return mismatch;
   const KvGeometry own = KvGeometryOf(
       parts_.model->config(), {.kv_dtype = welcome.kv_dtype, .page_tokens = welcome.page_tokens});
-  return GeometryMismatch(welcome.geometry, own);
+  mismatch = GeometryMismatch(welcome.geometry, own);
+  return mismatch.empty() ? PoolMismatch(welcome) : mismatch;
+}
+
+std::string WorkerSession::PoolMismatch(const WelcomeMessage& welcome) const {
+  const double bytes =
+      static_cast<double>(welcome.pages) * static_cast<double>(welcome.geometry.PageBytes());
+  if (bytes <= static_cast<double>(parts_.memory_bytes)) return "";
+  return absl::StrCat("kv.memory_bytes: the leader wants ", bytes,
+                      " bytes of KV on each rank, this machine has ", parts_.memory_bytes,
+                      " bytes; set it lower there");
 }
 
 void WorkerSession::Welcome(const WelcomeMessage& welcome) {
   cluster_ = welcome.cluster;
-  link_->SetSilenceLimit(std::chrono::milliseconds(welcome.heartbeat_timeout_ms));
-  machine_ = std::make_unique<Machine>(parts_.model, welcome, parts_.threads);
+  heartbeat_timeout_ = std::chrono::milliseconds(welcome.heartbeat_timeout_ms);
+  link_->SetSilenceLimit(heartbeat_timeout_);
+  const Threads threads = ThreadsFor(welcome, parts_.threads);
+  machine_ = std::make_unique<Machine>(parts_.model, welcome, threads);
   {
     MutexLock lock(&mutex_);
     cpu_model_ = &machine_->cpu_model;
   }
-  link_->Send(ReadyMessage{welcome.dtype, welcome.kv_dtype, machine_->cpu_model.isa(),
-                           machine_->cpu_model.geometry()});
+  link_->Send(ReadyMessage{threads.count, UsableCores()});
 }
 
-absl::StatusOr<std::shared_ptr<Communicator>> WorkerSession::MakeRing(const FormMessage& form) {
-  RF_ASSIGN_OR_RETURN(
-      std::unique_ptr<Communicator> comm,
-      FormTcpGroup(parts_.listener,
-                   {.rank = form.rank,
-                    .members = form.members,
-                    .cluster = cluster_,
-                    .epoch = form.attempt,
-                    .secret = &parts_.secret,
-                    .deadline = Clock::Real().Now() + std::chrono::milliseconds(form.timeout_ms)}));
+absl::StatusOr<std::shared_ptr<Communicator>> WorkerSession::MakeRing(const FormMessage& form,
+                                                                      std::vector<int>& missing) {
+  TcpGroupOptions options;
+  options.rank = form.rank;
+  options.members = form.members;
+  options.cluster = cluster_;
+  options.epoch = form.attempt;
+  options.secret = &parts_.secret;
+  options.deadline = Clock::Real().Now() + std::chrono::milliseconds(form.timeout_ms);
+  options.silence_limit = heartbeat_timeout_;
+  options.on_dead_link = [this, attempt = form.attempt](int peer) {
+    link_->Send(DeadLinkMessage{attempt, peer});
+  };
+  RF_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
+                      FormTcpGroup(parts_.listener, options, &missing));
   return std::shared_ptr<Communicator>(std::move(comm));
 }
 
@@ -219,7 +264,8 @@ void WorkerSession::Form(const FormMessage& form) {
     old.swap(comm_);
   }
   old.reset();  // its connections close before the others wait for ours
-  absl::StatusOr<std::shared_ptr<Communicator>> ring = MakeRing(form);
+  std::vector<int> missing;
+  absl::StatusOr<std::shared_ptr<Communicator>> ring = MakeRing(form, missing);
   if (ring.ok()) {
     TraceBuffer& trace = machine_->device.trace();
     trace.Enable(form.trace);
@@ -236,7 +282,7 @@ void WorkerSession::Form(const FormMessage& form) {
   Log(ring.ok() ? LogLevel::kInfo : LogLevel::kWarning,
       ring.ok() ? "in the ring" : "the ring did not form",
       {{"ranks", form.members.size()}, {"status", ring.status().ToString()}});
-  link_->Send(FormedMessage{form.attempt, ring.status()});
+  link_->Send(FormedMessage{form.attempt, ring.status(), std::move(missing)});
 }
 
 bool WorkerSession::ShouldStop(const StepPlan& plan, int chunk) {

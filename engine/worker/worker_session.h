@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "base/mutex.h"
@@ -25,7 +26,8 @@ struct SessionParts {
   std::shared_ptr<const Model> model;
   Listener& listener;  // of the ring's connections
   const Secret& secret;
-  int threads = 0;  // 0: what the leader says
+  int threads = 0;           // see WorkerOptions
+  int64_t memory_bytes = 0;  // of this machine
 };
 
 // Run is called by one thread, which becomes the rank's host thread.
@@ -51,9 +53,12 @@ class WorkerSession {
   std::optional<ControlMessage> Next();
   // A reason not to serve this leader; empty: none.
   std::string Object(const JoinMessage& join, const WelcomeMessage& welcome) const;
+  // Why the rank's pages have no room here; empty: they have.
+  std::string PoolMismatch(const WelcomeMessage& welcome) const;
   void Welcome(const WelcomeMessage& welcome);
   void Form(const FormMessage& form);
-  absl::StatusOr<std::shared_ptr<Communicator>> MakeRing(const FormMessage& form);
+  absl::StatusOr<std::shared_ptr<Communicator>> MakeRing(const FormMessage& form,
+                                                         std::vector<int>& missing);
   void RunStep(const StepMessage& message);
   // What a plan for this rank may ask, whoever wrote it.
   PlanLimits LimitsOfPlans() const;
@@ -65,6 +70,7 @@ class WorkerSession {
 
   const SessionParts parts_;
   uint64_t cluster_ = 0;
+  Duration heartbeat_timeout_{};
   std::unique_ptr<Machine> machine_;
 
   Mutex mutex_;

@@ -35,10 +35,12 @@ class Workers {
 
   // Forms a new ring after a failed step, of the ranks that are left and of newcomers that wait.
   // from[r]: the rank of the epoch before that is rank r now, its pages kept; -1: a newcomer, whose
-  // pages are empty. UNAVAILABLE when no rank is left.
-  virtual absl::StatusOr<std::vector<int>> Reform(uint64_t epoch) = 0;
-  // Newcomers wait: calling Reform between steps would let them in.
-  virtual bool HasNewcomers() = 0;
+  // pages are empty. UNAVAILABLE when no rank is left. May take seconds, within a bound; meanwhile
+  // calls `while_waiting`, where given, several times a second on the calling thread.
+  virtual absl::StatusOr<std::vector<int>> Reform(uint64_t epoch,
+                                                  const std::function<void()>& while_waiting) = 0;
+  // Calling Reform between steps would let somebody in, or mend a ring that has broken meanwhile.
+  virtual bool WantsReform() = 0;
 
   // Measures the ranks and the links between them (engine/cost/calibrate.h). REQUIRES: no sequence
   // has pages.
@@ -52,11 +54,15 @@ class Workers {
 // is not OK fails the rank's step; UNAVAILABLE means that the rank is lost for good.
 using StepFault = std::function<absl::Status(int rank, uint64_t step)>;
 
+// Bounded spinning of compute threads where each has a core.
+inline constexpr int kSpinRounds = 2000;
+
 // What the engine wants of its ranks.
 struct WorkersSpec {
   int ranks = 1;
   int threads_per_rank = 1;
-  int spin_rounds = 0;  // bounded spinning of compute threads; 0 where threads outnumber cores
+  bool threads_settled_here = false;  // by this machine's cores; ranks elsewhere settle their own
+  int spin_rounds = 0;                // kSpinRounds, or 0 where threads outnumber cores
   int64_t pages_per_rank = 0;
   Duration min_round_timeout{};
   size_t gather_bytes = 0;  // most that gather-KV may hold of one layer on a rank

@@ -57,6 +57,7 @@ struct Config {
   std::string ring_secret_file;  // empty: made at start
   bool ring_start_workers = false;
   double ring_join_timeout_s = 0;
+  double ring_max_restart_pause_s = 0;
   double ring_heartbeat_timeout_s = 0;
   std::string trace_path;  // empty: off
   int64_t trace_max_spans = 0;

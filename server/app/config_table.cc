@@ -174,10 +174,16 @@ std::vector<ConfigKey> RingKeys() {
            "Start the worker processes here; false awaits those that are started elsewhere with "
            "ringfilld worker --leader HOST:PORT --rank K."),
       Duration("ring.join_timeout_s", "60", &Config::ring_join_timeout_s, 0.1,
-               "Seconds that all workers get to join at start."),
+               "Seconds that all workers get to join at start, and one that is started anew later; "
+               "and that "
+               "one started by hand goes on calling a daemon that is not there."),
+      Duration(
+          "ring.max_restart_pause_s", "30", &Config::ring_max_restart_pause_s, 0,
+          "Most seconds before a lost worker process is started anew: 1 at first, doubling with "
+          "each loss until one has been well for a minute."),
       Duration("ring.heartbeat_timeout_s", "3", &Config::ring_heartbeat_timeout_s, 1,
-               "Seconds of silence after which a worker process, or its daemon, is taken for "
-               "gone."),
+               "Seconds of silence after which a worker process, its daemon, or the link between "
+               "two workers is taken for gone."),
   };
 }
 

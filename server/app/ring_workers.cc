@@ -1,5 +1,6 @@
 #include "server/app/ring_workers.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
@@ -34,6 +35,8 @@ absl::StatusOr<WorkersFactory> MakeWorkersFactory(const Config& config,
   roster.command = {"/proc/self/exe", "worker", "--set", Concat("log.level=", config.log_level)};
   roster.model_path = config.model_path;
   roster.join_timeout = ToDuration(config.ring_join_timeout_s);
+  roster.most_backoff = ToDuration(config.ring_max_restart_pause_s);
+  roster.first_backoff = std::min(roster.first_backoff, roster.most_backoff);
   roster.heartbeat_timeout = ToDuration(config.ring_heartbeat_timeout_s);
   return [roster, model = std::move(model), isa = options.isa,
           expanded = options.expanded_weight_bytes,

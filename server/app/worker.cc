@@ -4,7 +4,6 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <iostream>
 #include <optional>
@@ -41,7 +40,9 @@ For each rank, where it is to run:
   ringfilld worker --leader 10.0.0.1:7000 --rank 1 --secret-file secret --model model.gguf \
     --set compute.threads=16
 
-What a worker computes with comes from the daemon. Of the configuration it reads model.path,
+What a worker computes with comes from the daemon, and on the daemon's host its number of threads
+too. On another one it takes all cores unless compute.threads says otherwise: give it where several
+workers share a host. Of the configuration it reads model.path,
 compute.threads, ring.secret_file, ring.join_timeout_s and log.level; compute.dtype, kv.dtype and
 compute.isa when they are not auto: it refuses a daemon that has others.
 
@@ -50,7 +51,8 @@ SIGTERM or SIGINT make it leave the ring; the others go on. One that the daemon 
 the daemon and ignores both.
 
 Exit codes: 0 told to stop or sent home, 2 bad usage, 3 the model cannot be loaded, 4 refused: it
-does not fit the daemon (its log says why), 5 the daemon is gone or cannot be reached.)";
+does not fit the daemon (its log says why), 5 the daemon is gone, cannot be reached, or one of the
+two does not know the other's secret.)";
 
 struct RawOptions {
   std::string leader;
@@ -63,18 +65,11 @@ struct RawOptions {
   std::vector<std::string> settings;
 };
 
-// To its end; the pipe of the daemon that started us.
+// From the pipe of the daemon that started us.
 absl::StatusOr<Secret> ReadSecret(int fd) {
-  std::string bytes;
-  char buffer[Secret::kMaxBytes + 1];
-  while (bytes.size() <= Secret::kMaxBytes) {
-    const ssize_t n = read(fd, buffer, sizeof(buffer));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) break;
-    bytes.append(buffer, static_cast<size_t>(n));
-  }
+  const absl::StatusOr<Secret> secret = Secret::FromDescriptor(fd);
   close(fd);
-  return Secret::FromBytes(bytes);
+  return secret;
 }
 
 absl::StatusOr<Config> ReadConfig(const RawOptions& raw) {

@@ -6,7 +6,6 @@
 #include <deque>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/check.h"
 
 namespace ringfill {
@@ -47,8 +46,8 @@ struct FaultProxy::Route {
 std::unique_ptr<FaultProxy> FaultProxy::Start(std::string target, const FaultPlan& plan) {
   Fd listener = ListenTcp({"127.0.0.1", 0}).value();
   const HostPort at = LocalAddress(listener).value();
-  return std::unique_ptr<FaultProxy>(new FaultProxy(std::move(target), plan, std::move(listener),
-                                                    absl::StrCat(at.host, ":", at.port)));
+  return std::unique_ptr<FaultProxy>(
+      new FaultProxy(std::move(target), plan, std::move(listener), HostPortText(at)));
 }
 
 FaultProxy::FaultProxy(std::string target, const FaultPlan& plan, Fd listener, std::string address)

@@ -10,7 +10,6 @@ namespace ringfill {
 
 Connection::Connection(ProvenSocket proven, const Options& options)
     : socket_(std::move(proven.socket)),
-      peer_(proven.peer),
       address_(std::move(proven.address)),
       options_(options),
       sealer_(proven.keys.send),
@@ -23,49 +22,81 @@ absl::StatusOr<std::unique_ptr<Connection>> Connection::Connect(const std::strin
   return std::make_unique<Connection>(std::move(proven));
 }
 
-absl::Status Connection::Send(uint16_t type, std::span<const std::span<const std::byte>> parts,
-                              Instant deadline) {
+absl::Status Connection::Send(uint16_t type, std::span<const std::byte> payload, Instant deadline) {
+  MutexLock lock(&send_mutex_);
+  return SendAll(type, payload, deadline);
+}
+
+absl::StatusOr<bool> Connection::SendSome(uint16_t type, std::span<const std::byte> payload) {
+  MutexLock lock(&send_mutex_);
+  RF_RETURN_IF_ERROR(SendAll(type, payload, std::nullopt));
+  return rest_.empty();
+}
+
+absl::Status Connection::Flush(Instant deadline) {
+  MutexLock lock(&send_mutex_);
+  if (send_failure_.ok()) send_failure_ = PutRest(deadline);
+  return send_failure_;
+}
+
+absl::Status Connection::SendAll(uint16_t type, std::span<const std::byte> payload,
+                                 std::optional<Instant> deadline) {
+  if (!send_failure_.ok()) return send_failure_;
   FrameHeader header;
   header.type = type;
-  for (const auto& part : parts) header.message_bytes += part.size();
-  MutexLock lock(&send_mutex_);
-  if (!send_failure_.ok()) return send_failure_;
+  header.message_bytes = payload.size();
   header.tag = messages_sent_++;
-  absl::Status status;
-  if (header.message_bytes == 0) status = SendFrame(header, {}, deadline);
-  std::vector<std::byte> joined;
-  if (parts.size() > 1 && header.message_bytes > 0) {
-    joined.reserve(header.message_bytes);
-    for (const auto& part : parts) joined.insert(joined.end(), part.begin(), part.end());
-  }
-  std::span<const std::byte> left = parts.size() == 1 ? parts[0] : joined;
-  while (status.ok() && !left.empty()) {
-    const size_t piece = std::min<size_t>(left.size(), kMaxFramePayload);
-    status = SendFrame(header, left.first(piece), deadline);
-    left = left.subspan(piece);
+  absl::Status status = PutRest(deadline);
+  if (status.ok() && payload.empty()) status = SendFrame(header, {}, deadline);
+  while (status.ok() && !payload.empty()) {
+    const size_t piece = std::min<size_t>(payload.size(), kMaxFramePayload);
+    status = SendFrame(header, payload.first(piece), deadline);
+    payload = payload.subspan(piece);
   }
   send_failure_ = status;
   return status;
 }
 
 absl::Status Connection::SendFrame(const FrameHeader& header, std::span<const std::byte> payload,
-                                   Instant deadline) {
+                                   std::optional<Instant> deadline) {
   FrameHeaderBytes sealed = sealer_.Seal(header, payload);
   iovec parts[2] = {{sealed.data(), sealed.size()},
                     {const_cast<std::byte*>(payload.data()), payload.size()}};
-  while (parts[0].iov_len + parts[1].iov_len > 0) {
+  return Put(parts, deadline);
+}
+
+absl::Status Connection::PutRest(std::optional<Instant> deadline) {
+  if (rest_.empty()) return absl::OkStatus();
+  std::vector<std::byte> rest = std::exchange(rest_, {});
+  iovec part = {rest.data(), rest.size()};
+  return Put(std::span(&part, 1), deadline);
+}
+
+absl::Status Connection::Put(std::span<iovec> parts, std::optional<Instant> deadline) {
+  const auto left = [&parts] {
+    size_t bytes = 0;
+    for (const iovec& part : parts) bytes += part.iov_len;
+    return bytes;
+  };
+  // Bytes that wait already go first.
+  while (rest_.empty() && left() > 0) {
     if (closed_) return absl::UnavailableError("the connection was closed");
     RF_ASSIGN_OR_RETURN(size_t put, WriteSome(socket_, parts));
+    if (put == 0 && !deadline.has_value()) break;
     if (put == 0) {
       RF_RETURN_IF_ERROR(
-          AwaitSocket(socket_, POLLOUT, deadline, absl::StrCat("a message to ", address_)));
+          AwaitSocket(socket_, POLLOUT, *deadline, absl::StrCat("a message to ", address_)));
     }
     for (iovec& part : parts) {
-      const size_t taken = std::min(put, part.iov_len);
-      part.iov_base = static_cast<std::byte*>(part.iov_base) + taken;
-      part.iov_len -= taken;
-      put -= taken;
+      const size_t moved = std::min(put, part.iov_len);
+      part.iov_base = static_cast<std::byte*>(part.iov_base) + moved;
+      part.iov_len -= moved;
+      put -= moved;
     }
+  }
+  for (const iovec& part : parts) {
+    const auto* const bytes = static_cast<const std::byte*>(part.iov_base);
+    rest_.insert(rest_.end(), bytes, bytes + part.iov_len);
   }
   return absl::OkStatus();
 }

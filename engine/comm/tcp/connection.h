@@ -16,6 +16,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -28,7 +29,7 @@
 
 namespace ringfill {
 
-// Send may be called by any threads, Receive and HasMessage by one at a time, Close by any.
+// Send, SendSome and Flush may be called by any threads, Receive by one at a time, Close by any.
 class Connection {
  public:
   struct Options {
@@ -46,25 +47,21 @@ class Connection {
                                                              const Credentials& credentials,
                                                              Instant deadline);
 
-  const PeerClaims& peer() const { return peer_; }
-  const std::string& peer_address() const { return address_; }
-
-  // Sends one message, the parts joined; may block until the peer reads. UNAVAILABLE when the peer
-  // has gone or Close was called, DEADLINE_EXCEEDED; either way later calls fail too, since part of
-  // the message may be on its way.
-  absl::Status Send(uint16_t type, std::span<const std::span<const std::byte>> parts,
-                    Instant deadline);
-  absl::Status Send(uint16_t type, std::span<const std::byte> payload, Instant deadline) {
-    return Send(type, std::span(&payload, 1), deadline);
-  }
+  // Sends one message; may block until the peer reads. UNAVAILABLE when the peer has gone or Close
+  // was called, DEADLINE_EXCEEDED; either way later calls fail too, since part of the message may
+  // be on its way.
+  absl::Status Send(uint16_t type, std::span<const std::byte> payload, Instant deadline);
+  // Sends what the socket takes at once and keeps a copy of the rest, which the next call of any
+  // of the three sends first; false when there is a rest. Never waits for the peer.
+  absl::StatusOr<bool> SendSome(uint16_t type, std::span<const std::byte> payload);
+  // Sends what SendSome has kept; fails as Send does.
+  absl::Status Flush(Instant deadline);
 
   // The peer's next message, whole and proven. DEADLINE_EXCEEDED: nothing is lost, call again.
   // UNAVAILABLE when the peer has gone or Close was called, DATA_LOSS when the bytes are not what
   // it sent; both for good.
   absl::StatusOr<Message> Receive(Instant deadline);
-  // Receive would return at once with a message that has been read already.
-  bool HasMessage() const { return !messages_.empty(); }
-  // Readable when there may be more to Receive: for a poll over several connections.
+  // For what the socket knows: its address, how long it has been silent.
   int fd() const { return socket_.get(); }
 
   // Ends every waiting and later call here, and the connection for the peer.
@@ -85,13 +82,19 @@ class Connection {
     size_t filled_ = 0;
   };
 
+  absl::Status SendAll(uint16_t type, std::span<const std::byte> payload,
+                       std::optional<Instant> deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   absl::Status SendFrame(const FrameHeader& header, std::span<const std::byte> payload,
-                         Instant deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
+                         std::optional<Instant> deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
+  // Without a deadline what the socket does not take is added to rest_.
+  absl::Status Put(std::span<iovec> parts, std::optional<Instant> deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
+  absl::Status PutRest(std::optional<Instant> deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(send_mutex_);
   // Reads what there is.
   absl::Status ReadMore();
 
   const Fd socket_;
-  const PeerClaims peer_;
   const std::string address_;
   const Options options_;
   std::atomic<bool> closed_{false};
@@ -100,6 +103,7 @@ class Connection {
   FrameSealer sealer_ ABSL_GUARDED_BY(send_mutex_);
   absl::Status send_failure_ ABSL_GUARDED_BY(send_mutex_);
   uint32_t messages_sent_ ABSL_GUARDED_BY(send_mutex_) = 0;
+  std::vector<std::byte> rest_ ABSL_GUARDED_BY(send_mutex_);  // sealed, not yet taken
 
   // Of the receiving thread.
   FrameDecoder decoder_;

@@ -116,6 +116,7 @@ absl::Status Link::Write() {
                             {const_cast<std::byte*>(body_.data()), body_.size()}};
     RF_ASSIGN_OR_RETURN(size_t put, WriteSome(socket_, parts));
     if (put == 0) return absl::OkStatus();
+    bytes_written_ += put;
     const size_t of_head = std::min(put, head_.size() - head_sent_);
     head_sent_ += of_head;
     body_ = body_.subspan(put - of_head);

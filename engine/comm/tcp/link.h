@@ -23,6 +23,7 @@ enum class FrameType : uint16_t {
   kGatherReady,  // the same for large parts of all-gathers
   kGather,       // a piece of an all-gather's part
   kAbort,        // payload: EncodeStatus
+  kBeat,         // nothing but a sign of life
 };
 
 // At most kMaxStatusBytes; the message is cut to fit.
@@ -54,6 +55,8 @@ class Link {
   bool wants_to_write() const { return frame_left() > 0 || HasNext(); }
   // Writes as much as the socket takes.
   absl::Status Write();
+  // That the socket has taken so far.
+  uint64_t bytes_written() const { return bytes_written_; }
 
   // Stops sending; what was begun is finished from a copy, then the peer is told and sees the end.
   void Abort(const absl::Status& status);
@@ -92,6 +95,7 @@ class Link {
   FrameSealer sealer_;
   FrameDecoder decoder_;
 
+  uint64_t bytes_written_ = 0;
   std::deque<Small> small_;
   std::array<Outgoing, 2> outgoing_;
   size_t turn_ = 0;

@@ -5,12 +5,14 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/cord.h"
 #include "absl/strings/str_cat.h"
 
 namespace ringfill {
 namespace {
 
 constexpr Duration kRetryPause = std::chrono::milliseconds(10);
+constexpr char kInHandshake[] = "ringfill/in_handshake";
 
 // Handshake messages are far smaller than a new socket's buffer.
 absl::Status SendWhole(const Fd& socket, std::vector<std::byte> bytes) {
@@ -26,7 +28,11 @@ absl::StatusOr<bool> ReadTowards(const Fd& socket, size_t wanted, std::vector<st
   std::byte buffer[Handshake::kMaxMessageBytes];
   const iovec part = {buffer, wanted - message.size()};
   RF_ASSIGN_OR_RETURN(const Moved moved, ReadSome(socket, std::span(&part, 1)));
-  if (moved.end) return absl::UnavailableError("the peer closed the connection in the handshake");
+  if (moved.end) {
+    absl::Status closed = absl::UnavailableError("the peer closed the connection in the handshake");
+    closed.SetPayload(kInHandshake, absl::Cord());
+    return closed;
+  }
   message.insert(message.end(), buffer, buffer + moved.bytes);
   return message.size() == wanted;
 }
@@ -41,6 +47,10 @@ bool SameCredentials(const Credentials& a, const Credentials& b) {
 }
 
 }  // namespace
+
+bool ClosedInHandshake(const absl::Status& status) {
+  return status.GetPayload(kInHandshake).has_value();
+}
 
 absl::StatusOr<ProvenSocket> ConnectProven(const std::string& address,
                                            const Credentials& credentials, Instant deadline) {
@@ -76,10 +86,7 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(std::string_view addres
   RF_ASSIGN_OR_RETURN(const HostPort at, ParseHostPort(address));
   RF_ASSIGN_OR_RETURN(Fd socket, ListenTcp(at));
   RF_ASSIGN_OR_RETURN(const HostPort bound, LocalAddress(socket));
-  const bool v6 = bound.host.find(':') != std::string::npos;
-  std::string text = v6 ? absl::StrCat("[", bound.host, "]:", bound.port)
-                        : absl::StrCat(bound.host, ":", bound.port);
-  return std::unique_ptr<Listener>(new Listener(std::move(socket), std::move(text)));
+  return std::unique_ptr<Listener>(new Listener(std::move(socket), HostPortText(bound)));
 }
 
 Listener::Listener(Fd socket, std::string address)

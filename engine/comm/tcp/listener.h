@@ -28,6 +28,9 @@ struct ProvenSocket {
 // the peer's is; DEADLINE_EXCEEDED.
 absl::StatusOr<ProvenSocket> ConnectProven(const std::string& address,
                                            const Credentials& credentials, Instant deadline);
+// Whether a status of ConnectProven says that the peer closed the connection before it had proven
+// itself: most often it knows another secret.
+bool ClosedInHandshake(const absl::Status& status);
 // The same, again and again until the deadline while the peer is UNAVAILABLE.
 absl::StatusOr<ProvenSocket> ConnectProvenRetrying(const std::string& address,
                                                    const Credentials& credentials,

@@ -27,12 +27,14 @@ void Copy(std::span<std::byte> to, std::span<const std::byte> from) {
 }  // namespace
 
 Mesh::Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Waker& waker,
-           const std::atomic<TraceBuffer*>& trace)
-    : rank_(rank), peers_(links.size()), waker_(waker), trace_(trace) {
+           const std::atomic<TraceBuffer*>& trace, LinkWatch watch)
+    : rank_(rank), peers_(links.size()), waker_(waker), trace_(trace), watch_(std::move(watch)) {
+  if (watch_.silence_limit > Duration(0) && size() > 1) tend_at_ = Clock::Real().Now();
   for (int peer = 0; peer < size(); ++peer) {
     peers_[peer].mesh = this;
     peers_[peer].rank = peer;
     peers_[peer].link = std::move(links[peer]);
+    peers_[peer].heard = watch_.begins;
     RF_CHECK((peers_[peer].link == nullptr) == (peer == rank_));
   }
 }
@@ -79,6 +81,7 @@ void Mesh::Abort(const absl::Status& status) {
 }
 
 void Mesh::Turn(Duration spin) {
+  Tend();
   const auto move = [this]() -> absl::Status {
     RF_RETURN_IF_ERROR(Progress());
     RF_RETURN_IF_ERROR(Write());
@@ -115,6 +118,9 @@ absl::StatusOr<std::span<std::byte>> Mesh::OnHeader(Peer& peer, const FrameHeade
       return OnExchange(peer, header);
     case FrameType::kGather:
       return OnGather(peer, header);
+    case FrameType::kBeat:
+      if (header.length > 0) return Unexpected(peer, header);
+      return std::span<std::byte>();
     case FrameType::kAbort:
       if (header.length > kMaxStatusBytes) return Unexpected(peer, header);
       peer.abort_payload.resize(header.length);
@@ -387,6 +393,37 @@ void Mesh::Lose(Peer& peer, absl::string_view why) {
   peer.gone = absl::UnavailableError(absl::StrCat("rank ", peer.rank, " is gone: ", why));
 }
 
+void Mesh::Tend() {
+  const Instant now = Clock::Real().Now();
+  if (now < tend_at()) return;
+  tend_at_ = now + LinkWatch::kBeatPeriod;
+  if (const absl::Status status = TendLinks(now); !status.ok()) Abort(status);
+}
+
+absl::Status Mesh::TendLinks(Instant now) {
+  RF_RETURN_IF_ERROR(ReadAll().status());
+  absl::Status dead;
+  for (Peer& peer : peers_) {
+    if (peer.link == nullptr || !peer.gone.ok()) continue;
+    if (now - peer.heard > watch_.silence_limit) {
+      peer.gone = absl::UnavailableError(
+          absl::StrCat("rank ", rank_, " heard nothing from rank ", peer.rank, " for ",
+                       Milliseconds(now - peer.heard) / 1e3, " s: the link between them is dead"));
+      if (watch_.on_dead) watch_.on_dead(peer.rank);
+      dead.Update(peer.gone);
+      continue;
+    }
+    const bool quiet = peer.link->bytes_written() == peer.written_before;
+    if (quiet && !peer.link->wants_to_write()) peer.link->Announce(FrameType::kBeat, 0, 0);
+  }
+  RF_RETURN_IF_ERROR(dead);
+  RF_RETURN_IF_ERROR(Write());
+  for (Peer& peer : peers_) {
+    if (peer.link != nullptr) peer.written_before = peer.link->bytes_written();
+  }
+  return absl::OkStatus();
+}
+
 absl::Status Mesh::Write() {
   for (Peer& peer : peers_) {
     if (peer.link == nullptr || !peer.gone.ok() || !peer.link->wants_to_write()) continue;
@@ -403,6 +440,7 @@ absl::Status Mesh::Write() {
 absl::Status Mesh::Read(Peer& peer, bool& any) {
   const Link::ReadResult result = peer.link->Read(peer);
   any = result.any || result.end;
+  if (result.any) peer.heard = Clock::Real().Now();
   if (!result.frames.ok()) return result.frames;
   if (!result.socket.ok()) {
     Lose(peer, result.socket.message());
@@ -452,7 +490,7 @@ EventPtr Mesh::AwaitedEvent() const {
 
 void Mesh::WaitForInput() {
   const Instant now = Clock::Real().Now();
-  Instant until = abort_status_.ok() ? Instant::max() : tell_until_;
+  Instant until = abort_status_.ok() ? tend_at() : tell_until_;
   const auto consider = [&](bool active, Instant deadline) {
     until = std::min(until, active ? deadline : std::min(deadline, now + kLook));
   };

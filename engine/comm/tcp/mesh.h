@@ -4,12 +4,18 @@
 // and sends. All-gather: parts up to kEagerBytes are sent at once to everybody, larger ones like
 // exchanges. So a link never carries bytes that have nowhere to go (an eager part that comes one
 // call early has a buffer), and news of an abort or a death is never behind them.
+//
+// Links are watched as long as the group lasts, between transfers too: each end sends a beat on a
+// link on which it has sent nothing for a while, and a link on which nothing has come for the
+// silence limit, not even a part of a frame, is dead. A link that is slow but moves bytes is not,
+// nor is one whose peer computes with all its cores: beats are not the compute threads'.
 #pragma once
 
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -24,12 +30,22 @@
 
 namespace ringfill {
 
+// How links are watched.
+struct LinkWatch {
+  static constexpr Duration kBeatPeriod = std::chrono::milliseconds(250);
+  Duration silence_limit{};  // 0: they are not
+  // Until when a peer may take to begin: it is part of the group once all its links are made.
+  Instant begins;
+  // Called once for each link that is found dead, by the thread that drives the mesh.
+  std::function<void(int peer)> on_dead;
+};
+
 // One thread at a time. The first failure aborts: every transfer fails with it, every peer is told.
 class Mesh {
  public:
   // links: [ranks], null at `rank`. `trace` and `waker` outlive the mesh.
   Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Waker& waker,
-       const std::atomic<TraceBuffer*>& trace);
+       const std::atomic<TraceBuffer*>& trace, LinkWatch watch);
   ~Mesh();
 
   int rank() const { return rank_; }
@@ -43,6 +59,11 @@ class Mesh {
   // Moves what can be moved. When nothing could and something is still to be done, looks out for
   // input for as long as `spin`, then waits for input, a deadline, or the waker.
   void Turn(Duration spin);
+
+  // Sends beats and looks for dead links when it is time to; reads what has come. Turn does it too.
+  void Tend();
+  // When it is time to; never when links are not watched, or no more after an abort.
+  Instant tend_at() const { return abort_status_.ok() ? tend_at_ : Instant::max(); }
 
   // The first wins. REQUIRES: !status.ok().
   void Abort(const absl::Status& status);
@@ -60,7 +81,9 @@ class Mesh {
     Mesh* mesh = nullptr;
     int rank = 0;
     std::unique_ptr<Link> link;
-    absl::Status gone;  // why nothing more comes from it
+    absl::Status gone;            // why nothing more comes from it
+    Instant heard;                // when bytes last came
+    uint64_t written_before = 0;  // by the link, after beats were last due
     std::optional<Announced> exchange_ready, gather_ready;
     // A small part of the all-gather after the current one.
     bool early_coming = false, early = false;
@@ -121,6 +144,7 @@ class Mesh {
   void Complete(GatherOp& op);
   void Trace(const OpLabel& label, Instant begin) const;
 
+  absl::Status TendLinks(Instant now);
   absl::Status Write();
   // True when something came.
   absl::StatusOr<bool> ReadAll();
@@ -135,6 +159,8 @@ class Mesh {
   std::vector<Peer> peers_;
   Waker& waker_;
   const std::atomic<TraceBuffer*>& trace_;
+  const LinkWatch watch_;
+  Instant tend_at_ = Instant::max();
   std::deque<ExchangeOp> exchanges_;
   std::deque<GatherOp> gathers_;
   uint32_t gather_call_ = 0;  // of the active one, or the last

@@ -13,6 +13,32 @@
 #include "engine/comm/tcp/socket.h"
 
 namespace ringfill {
+namespace {
+
+// What a secret may have, and a byte more that shows that it is too long.
+class Bytes {
+ public:
+  Bytes() : bytes_(Secret::kMaxBytes + 2, '\0') {}
+  ~Bytes() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
+
+  absl::Status Read(int fd) {
+    while (have_ < bytes_.size()) {
+      const ssize_t got = read(fd, bytes_.data() + have_, bytes_.size() - have_);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) return absl::UnavailableError(std::strerror(errno));
+      if (got == 0) break;
+      have_ += static_cast<size_t>(got);
+    }
+    return absl::OkStatus();
+  }
+  std::string_view text() const { return std::string_view(bytes_).substr(0, have_); }
+
+ private:
+  std::string bytes_;
+  size_t have_ = 0;
+};
+
+}  // namespace
 
 absl::StatusOr<Secret> Secret::FromBytes(std::string_view bytes) {
   if (bytes.size() < kMinBytes || bytes.size() > kMaxBytes) {
@@ -39,25 +65,26 @@ absl::StatusOr<Secret> Secret::FromFile(const std::string& path) {
     return absl::PermissionDeniedError(absl::StrCat(
         "secret file ", path, " is open to other users; restrict it with: chmod 600 ", path));
   }
-  std::string bytes(kMaxBytes + 2, '\0');
-  size_t have = 0;
-  while (have < bytes.size()) {
-    const ssize_t got = read(file.get(), bytes.data() + have, bytes.size() - have);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) {
-      return absl::UnavailableError(absl::StrCat("secret file ", path, ": ", std::strerror(errno)));
-    }
-    if (got == 0) break;
-    have += got;
+  Bytes bytes;
+  if (const absl::Status read = bytes.Read(file.get()); !read.ok()) {
+    return absl::UnavailableError(absl::StrCat("secret file ", path, ": ", read.message()));
   }
-  while (have > 0 && std::strchr(" \t\r\n", bytes[have - 1]) != nullptr) --have;
-  absl::StatusOr<Secret> secret = FromBytes(std::string_view(bytes).substr(0, have));
-  OPENSSL_cleanse(bytes.data(), bytes.size());
+  std::string_view text = bytes.text();
+  text = text.substr(0, text.find_last_not_of(" \t\r\n") + 1);
+  absl::StatusOr<Secret> secret = FromBytes(text);
   if (!secret.ok()) {
     return absl::InvalidArgumentError(
         absl::StrCat("secret file ", path, ": ", secret.status().message()));
   }
   return secret;
+}
+
+absl::StatusOr<Secret> Secret::FromDescriptor(int fd) {
+  Bytes bytes;
+  if (const absl::Status read = bytes.Read(fd); !read.ok()) {
+    return absl::UnavailableError(absl::StrCat("the shared secret: ", read.message()));
+  }
+  return FromBytes(bytes.text());
 }
 
 Secret Secret::Random() {

@@ -25,6 +25,9 @@ class Secret {
   // owner and group may read or write it, or the group may write it; NOT_FOUND; INVALID_ARGUMENT
   // when it is no regular file or of the wrong size.
   static absl::StatusOr<Secret> FromFile(const std::string& path);
+  // All that can be read of a descriptor, to its end; does not close it. UNAVAILABLE when it cannot
+  // be read, INVALID_ARGUMENT for a wrong size.
+  static absl::StatusOr<Secret> FromDescriptor(int fd);
   // Fresh and random: for processes that one parent starts.
   static Secret Random();
 

@@ -22,14 +22,11 @@ namespace ringfill {
 namespace {
 
 constexpr int kBacklog = 128;
+// Far beyond what a slow network delays; silence is noticed earlier, by beats (mesh.h).
+constexpr int kUnacknowledgedMs = 30000;
 
 absl::Status SystemError(std::string_view what) {
   return absl::UnavailableError(absl::StrCat(std::string(what), ": ", std::strerror(errno)));
-}
-
-std::string Text(const HostPort& at) {
-  const bool v6 = at.host.find(':') != std::string::npos;
-  return v6 ? absl::StrCat("[", at.host, "]:", at.port) : absl::StrCat(at.host, ":", at.port);
 }
 
 HostPort FromSockaddr(const sockaddr_storage& storage) {
@@ -54,7 +51,7 @@ absl::StatusOr<AddressList> Resolve(const HostPort& at, int flags) {
   addrinfo* found = nullptr;
   const int error = getaddrinfo(at.host.c_str(), std::to_string(at.port).c_str(), &hints, &found);
   if (error != 0) {
-    return absl::UnavailableError(absl::StrCat(Text(at), ": ", gai_strerror(error)));
+    return absl::UnavailableError(absl::StrCat(HostPortText(at), ": ", gai_strerror(error)));
   }
   return AddressList(found, freeaddrinfo);
 }
@@ -69,6 +66,7 @@ void Tune(const Fd& socket) {
   SetOption(socket, IPPROTO_TCP, TCP_KEEPIDLE, 10);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPINTVL, 5);
   SetOption(socket, IPPROTO_TCP, TCP_KEEPCNT, 3);
+  SetOption(socket, IPPROTO_TCP, TCP_USER_TIMEOUT, kUnacknowledgedMs);
 }
 
 Fd MakeSocket(int family) {
@@ -131,6 +129,11 @@ absl::StatusOr<HostPort> ParseHostPort(std::string_view text) {
   return parsed;
 }
 
+std::string HostPortText(const HostPort& at) {
+  const bool v6 = at.host.find(':') != std::string::npos;
+  return v6 ? absl::StrCat("[", at.host, "]:", at.port) : absl::StrCat(at.host, ":", at.port);
+}
+
 absl::StatusOr<Fd> ListenTcp(const HostPort& at) {
   RF_ASSIGN_OR_RETURN(const AddressList addresses, Resolve(at, AI_PASSIVE));
   Fd socket = MakeSocket(addresses->ai_family);
@@ -138,7 +141,7 @@ absl::StatusOr<Fd> ListenTcp(const HostPort& at) {
   SetOption(socket, SOL_SOCKET, SO_REUSEADDR, 1);
   if (bind(socket.get(), addresses->ai_addr, addresses->ai_addrlen) != 0 ||
       listen(socket.get(), kBacklog) != 0) {
-    return SystemError(absl::StrCat("listen on ", Text(at)));
+    return SystemError(absl::StrCat("listen on ", HostPortText(at)));
   }
   return socket;
 }
@@ -156,7 +159,7 @@ absl::StatusOr<Fd> ConnectTcp(const HostPort& to, Instant deadline) {
   RF_ASSIGN_OR_RETURN(const AddressList addresses, Resolve(to, 0));
   absl::Status failure;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    absl::StatusOr<Fd> socket = ConnectTo(*address, Text(to), deadline);
+    absl::StatusOr<Fd> socket = ConnectTo(*address, HostPortText(to), deadline);
     if (socket.ok()) return socket;
     failure.Update(socket.status());
   }
@@ -171,7 +174,7 @@ absl::StatusOr<std::optional<Accepted>> AcceptTcp(const Fd& listener) {
                       SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (socket.valid()) {
       Tune(socket);
-      return Accepted{std::move(socket), Text(FromSockaddr(storage))};
+      return Accepted{std::move(socket), HostPortText(FromSockaddr(storage))};
     }
     // Whoever gave up while waiting is not our failure.
     if (errno == EINTR || errno == ECONNABORTED || errno == EPROTO) continue;

@@ -40,11 +40,14 @@ struct HostPort {
   int port = 0;
 };
 absl::StatusOr<HostPort> ParseHostPort(std::string_view text);
+// The text of it.
+std::string HostPortText(const HostPort& at);
 
 // A non-blocking socket that listens; port 0 takes a free one.
 absl::StatusOr<Fd> ListenTcp(const HostPort& at);
 absl::StatusOr<HostPort> LocalAddress(const Fd& socket);
-// A non-blocking connected socket: no delay, keepalive. UNAVAILABLE when refused or unreachable,
+// A non-blocking connected socket: no delay, keepalive; it ends when what was sent is not
+// acknowledged for half a minute. UNAVAILABLE when refused or unreachable,
 // DEADLINE_EXCEEDED.
 absl::StatusOr<Fd> ConnectTcp(const HostPort& to, Instant deadline);
 // The next connection that waits, or nothing.

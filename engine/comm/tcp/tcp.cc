@@ -1,5 +1,6 @@
 #include "engine/comm/tcp/tcp.h"
 
+#include <algorithm>
 #include <atomic>
 #include <deque>
 #include <optional>
@@ -19,13 +20,15 @@ namespace {
 // How long an all-gather looks out for its peers before it sleeps: longer than ranks of a decode
 // step drift apart, far shorter than a step.
 constexpr Duration kSpin = std::chrono::microseconds(50);
+// A call that nobody answers may have been swallowed by a network that works again.
+constexpr int kTries = 4;
 constexpr Duration kRetryPause = std::chrono::milliseconds(10);
 
 class TcpCommunicator final : public Communicator {
  public:
-  TcpCommunicator(int rank, std::vector<std::unique_ptr<Link>> links)
+  TcpCommunicator(int rank, std::vector<std::unique_ptr<Link>> links, LinkWatch watch)
       : spin_(links.size() <= std::thread::hardware_concurrency() ? kSpin : Duration(0)),
-        mesh_(rank, std::move(links), waker_, trace_),
+        mesh_(rank, std::move(links), waker_, trace_, std::move(watch)),
         lane_([this] { RunLane(); }) {}
 
   ~TcpCommunicator() override {
@@ -119,9 +122,12 @@ class TcpCommunicator final : public Communicator {
   void RunLane() {
     MutexLock lock(&mutex_);
     for (;;) {
-      while (driving_ || !HasWork()) work_.Wait(&mutex_);
+      for (Instant now; now = Clock::Real().Now(), !MayDrive(now);) {
+        // Whoever else drives the mesh tends its links.
+        work_.WaitUntil(&mutex_, driving_ ? now + LinkWatch::kBeatPeriod : mesh_.tend_at());
+      }
       driving_ = true;
-      while (HasWork()) {
+      do {
         const std::deque<Submitted> submitted = std::exchange(submitted_, {});
         ShareAborts();
         const bool stopping = stopping_;
@@ -132,14 +138,23 @@ class TcpCommunicator final : public Communicator {
         if (stopping && mesh_.busy()) {
           mesh_.Abort(absl::CancelledError("the communicator was destroyed"));
         }
-        if (mesh_.busy()) mesh_.Turn(Duration(0));
+        if (mesh_.busy()) {
+          mesh_.Turn(Duration(0));
+        } else {
+          mesh_.Tend();
+        }
         mutex_.Lock();
         ShareAborts();
         if (stopping && !mesh_.busy()) return;
-      }
+      } while (HasWork());
       driving_ = false;
       parked_.SignalAll();
     }
+  }
+
+  // The lane's: nobody else drives, and there is something to do.
+  bool MayDrive(Instant now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return !driving_ && (HasWork() || now >= mesh_.tend_at());
   }
 
   // REQUIRES: the caller drives the mesh, or nobody does.
@@ -190,12 +205,19 @@ absl::Status StaleEpoch(const PeerClaims& peer, uint64_t epoch) {
                                                     ", this group is of epoch ", epoch));
 }
 
+bool SomebodyIsMissing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
 absl::StatusOr<ProvenSocket> CallPeer(int rank, const TcpGroupOptions& options,
                                       const Credentials& credentials) {
   const std::string& address = options.members[rank];
+  const Duration one_try = (options.deadline - Clock::Real().Now()) / kTries;
   for (;;) {
-    RF_ASSIGN_OR_RETURN(ProvenSocket peer,
-                        ConnectProvenRetrying(address, credentials, options.deadline));
+    const Instant limit = std::min(options.deadline, Clock::Real().Now() + one_try);
+    absl::StatusOr<ProvenSocket> called = ConnectProvenRetrying(address, credentials, limit);
+    if (SomebodyIsMissing(called.status()) && limit < options.deadline) continue;
+    RF_ASSIGN_OR_RETURN(ProvenSocket peer, std::move(called));
     if (peer.peer.epoch > options.epoch) return StaleEpoch(peer.peer, options.epoch);
     if (peer.peer.epoch == options.epoch) {
       RF_RETURN_IF_ERROR(CheckPeer(peer.peer, rank, options.members.size(), address));
@@ -235,10 +257,36 @@ absl::Status AcceptPeers(Listener& listener, const TcpGroupOptions& options,
   return absl::OkStatus();
 }
 
+// The higher ranks are called all at once, so that one that does not answer leaves time for the
+// others. The error is one that says more than that somebody is missing, if there is any.
+absl::Status ConnectAll(Listener& listener, const TcpGroupOptions& options,
+                        const Credentials& credentials,
+                        std::vector<std::optional<ProvenSocket>>& peers) {
+  const size_t ranks = options.members.size();
+  std::vector<absl::Status> statuses(ranks);
+  std::vector<std::thread> calls;
+  for (size_t rank = static_cast<size_t>(options.rank) + 1; rank < ranks; ++rank) {
+    calls.emplace_back([&, rank] {
+      absl::StatusOr<ProvenSocket> peer = CallPeer(static_cast<int>(rank), options, credentials);
+      statuses[rank] = peer.status();
+      if (peer.ok()) peers[rank] = *std::move(peer);
+    });
+  }
+  statuses[static_cast<size_t>(options.rank)] = AcceptPeers(listener, options, credentials, peers);
+  for (std::thread& call : calls) call.join();
+  absl::Status first;
+  for (const absl::Status& status : statuses) {
+    if (status.ok()) continue;
+    if (first.ok() || (SomebodyIsMissing(first) && !SomebodyIsMissing(status))) first = status;
+  }
+  return first;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
-                                                           const TcpGroupOptions& options) {
+                                                           const TcpGroupOptions& options,
+                                                           std::vector<int>* missing) {
   const int ranks = static_cast<int>(options.members.size());
   RF_CHECK(options.rank >= 0 && options.rank < ranks && options.secret != nullptr);
   Credentials credentials;
@@ -247,15 +295,21 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
                      static_cast<uint32_t>(options.rank), static_cast<uint32_t>(ranks)};
   credentials.peer_role = PeerRole::kRank;
   std::vector<std::optional<ProvenSocket>> peers(ranks);
-  for (int rank = options.rank + 1; rank < ranks; ++rank) {
-    RF_ASSIGN_OR_RETURN(peers[rank], CallPeer(rank, options, credentials));
+  const absl::Status connected = ConnectAll(listener, options, credentials, peers);
+  if (missing != nullptr && SomebodyIsMissing(connected)) {
+    for (int rank = 0; rank < ranks; ++rank) {
+      if (rank != options.rank && !peers[rank].has_value()) missing->push_back(rank);
+    }
   }
-  RF_RETURN_IF_ERROR(AcceptPeers(listener, options, credentials, peers));
+  RF_RETURN_IF_ERROR(connected);
   std::vector<std::unique_ptr<Link>> links(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
     if (peers[rank].has_value()) links[rank] = std::make_unique<Link>(*std::move(peers[rank]));
   }
-  return std::make_unique<TcpCommunicator>(options.rank, std::move(links));
+  return std::make_unique<TcpCommunicator>(options.rank, std::move(links),
+                                           LinkWatch{.silence_limit = options.silence_limit,
+                                                     .begins = options.deadline,
+                                                     .on_dead = options.on_dead_link});
 }
 
 }  // namespace ringfill

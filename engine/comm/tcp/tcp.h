@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,19 +21,27 @@ struct TcpGroupOptions {
   uint64_t epoch = 0;                // rises with each group that is formed
   const Secret* secret = nullptr;    // outlives the call
   Instant deadline;                  // for the whole call
+  // A link on which nothing comes for so long, not even a beat, is dead: the epoch aborts with
+  // UNAVAILABLE. The peer's first sign of life may take until `deadline`. 0: links are not watched.
+  Duration silence_limit{};
+  // Told of each dead link, by whichever thread moves bytes; must not block.
+  std::function<void(int peer)> on_dead_link;
 };
 
 // Every rank of the epoch calls it at about the same time, with the listener that its address in
 // `members` leads to; lower ranks call higher ones. Peers of older epochs are turned away, those
 // that are late are waited for. FAILED_PRECONDITION when a peer is at a newer epoch or takes itself
 // for another rank, UNAUTHENTICATED when what answers there does not know the secret, UNAVAILABLE
-// or DEADLINE_EXCEEDED when somebody is missing.
+// or DEADLINE_EXCEEDED when somebody is missing; `missing` then gets the ranks with which no
+// connection was made, ascending. One that is missing does not keep the others from connecting.
 //
-// The communicator has a thread of its own, its lane, asleep while no transfer is under way. An
-// all-gather whose `after` is done runs on the calling thread while nothing else moves. A transfer
-// needs nothing of ranks it does not exchange bytes with; one that needs a rank whose connection
-// has closed fails with UNAVAILABLE naming the rank, and so aborts the epoch.
+// The communicator has a thread of its own, its lane, which sleeps while no transfer is under way
+// but for a look at the links (mesh.h) every LinkWatch::kBeatPeriod. An all-gather whose `after` is
+// done runs on the calling thread while nothing else moves. A transfer needs nothing of ranks it
+// does not exchange bytes with; one that needs a rank whose connection has closed fails with
+// UNAVAILABLE naming the rank, and so aborts the epoch.
 absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
-                                                           const TcpGroupOptions& options);
+                                                           const TcpGroupOptions& options,
+                                                           std::vector<int>* missing = nullptr);
 
 }  // namespace ringfill

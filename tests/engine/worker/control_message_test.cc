@@ -49,9 +49,9 @@ std::vector<ControlMessage> AllMessages() {
   return {SomeJoin(),
           SomeWelcome(),
           RefusedMessage{true, "rank 1 is taken"},
-          ReadyMessage{DType::kBF16, DType::kF32, CpuIsa::kAvx512, {30, 3, 64, 8192}},
+          ReadyMessage{3, 8},
           FormMessage{7, 9, 1, {"a:1", "b:2"}, 2000, true},
-          FormedMessage{9, absl::DeadlineExceededError("late")},
+          FormedMessage{9, absl::DeadlineExceededError("late"), {0, 3}},
           StepMessage{"a plan"},
           StopMessage{7, 8, 5},
           ProgressMessage{7, 8, 12},
@@ -61,7 +61,8 @@ std::vector<ControlMessage> AllMessages() {
           MeasureMessage{4, 1000},
           MeasuredMessage{4, absl::OkStatus(), {1.5, 2}},
           BeatMessage{-5},
-          ByeMessage{"enough"}};
+          ByeMessage{"enough"},
+          DeadLinkMessage{9, 2}};
 }
 
 absl::StatusOr<ControlMessage> Decode(const EncodedControl& message) {
@@ -99,8 +100,12 @@ TEST(ControlMessageTest, KeepsEveryField) {
   EXPECT_EQ(welcome.pages, 1000);
   EXPECT_EQ(welcome.geometry.block_bytes, 8192u);
   const auto formed = std::get<FormedMessage>(
-      *Decode(EncodeControl(FormedMessage{9, absl::DeadlineExceededError("late")})));
+      *Decode(EncodeControl(FormedMessage{9, absl::DeadlineExceededError("late"), {0, 3}})));
   EXPECT_EQ(formed.status, absl::DeadlineExceededError("late"));
+  EXPECT_THAT(formed.missing, testing::ElementsAre(0, 3));
+  const auto dead = std::get<DeadLinkMessage>(*Decode(EncodeControl(DeadLinkMessage{9, 2})));
+  EXPECT_EQ(dead.attempt, 9u);
+  EXPECT_EQ(dead.peer, 2);
   const auto form =
       std::get<FormMessage>(*Decode(EncodeControl(FormMessage{7, 9, 1, {"a:1", "b:2"}, 2000})));
   EXPECT_THAT(form.members, testing::ElementsAre("a:1", "b:2"));
@@ -185,7 +190,7 @@ TEST(ControlMessageTest, AnotherVersionIsKnownAsSuch) {
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(std::get<JoinMessage>(*decoded).version, kControlVersion + 1);
   EXPECT_THAT(JoinMismatch(SomeWelcome(), std::get<JoinMessage>(*decoded)),
-              HasSubstr("protocol version: the leader has 1, this worker 2"));
+              HasSubstr("protocol version: the leader has 2, this worker 3"));
 }
 
 TEST(ControlMessageTest, FiguresComeBackAsTheyWere) {
@@ -228,14 +233,11 @@ TEST(MismatchTest, NamesWhatDiffers) {
   join.best_isa = CpuIsa::kBaseline;
   EXPECT_THAT(JoinMismatch(leader, join), HasSubstr("compute.isa"));
 
-  ReadyMessage ready{leader.dtype, leader.kv_dtype, leader.isa, leader.geometry};
-  EXPECT_THAT(TypeMismatch(leader, ready), IsEmpty());
-  ready.geometry.page_tokens = 32;
-  EXPECT_THAT(TypeMismatch(leader, ready),
+  KvGeometry own = leader.geometry;
+  EXPECT_THAT(GeometryMismatch(leader.geometry, own), IsEmpty());
+  own.page_tokens = 32;
+  EXPECT_THAT(GeometryMismatch(leader.geometry, own),
               HasSubstr("kv.page_tokens: the leader has 64, this worker 32"));
-  ready.geometry = leader.geometry;
-  ready.isa = CpuIsa::kAvx512;
-  EXPECT_THAT(TypeMismatch(leader, ready), HasSubstr("compute.isa"));
 }
 
 }  // namespace

@@ -22,22 +22,6 @@ constexpr int kNewTokens = 24;
 // From the kill to the request's end, and how much of it is not the repair's: computing the rest.
 constexpr double kOutcomeSeconds = 5;
 
-size_t RingSize(ProcessRing& ring) { return ring.engine().Status().ranks.size(); }
-
-// Short requests until the ring is whole again: newcomers come in between steps.
-bool AwaitWhole(ProcessRing& ring, size_t ranks) {
-  return Eventually([&] {
-    ring.runner().Run(Greedy({5, 6, 7}, 1));
-    return RingSize(ring) == ranks;
-  });
-}
-
-double LostTotal(ProcessRing& ring) {
-  double sum = 0;
-  for (const Counter* counter : ring.worker_metrics().lost) sum += counter->Value();
-  return sum;
-}
-
 // Reads `n` events, fewer when the request ends before.
 void ReadEvents(Client& client, int n) {
   for (int i = 0; i < n && !client.ended(); ++i) client.Next();
@@ -95,7 +79,7 @@ TEST(ProcessFailureTest, KilledWorkersCostTheirShareAndAreReplaced) {
     KillDuringRequest(ring, kRanks, prompt, whole.ids(), rng, tally);
     // The next request is served, whatever became of this one, and the replacement comes.
     EXPECT_TRUE(ring.runner().Run(Greedy({9, 8, 7}, 2)).status.ok());
-    ASSERT_TRUE(AwaitWhole(ring, kRanks));
+    ASSERT_TRUE(AwaitRanks(ring, kRanks));
   }
   std::printf("%d killed: %d right, %d unavailable, slowest outcome %.2f s\n", tally.killed,
               tally.right, tally.unavailable, tally.slowest_s);
@@ -124,7 +108,7 @@ TEST(ProcessFailureTest, TheOnlyWorkerIsReplaced) {
   } else {
     EXPECT_EQ(outcome.status.code(), absl::StatusCode::kUnavailable);
   }
-  ASSERT_TRUE(AwaitWhole(ring, 1));
+  ASSERT_TRUE(AwaitRanks(ring, 1));
   ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 4)), 1e-3);
 }
 
@@ -164,7 +148,7 @@ TEST(ProcessFailureTest, AStoppedWorkerIsNoticedAndReplaced) {
     EXPECT_TRUE(outcome.status.ok()) << outcome.status;
     EXPECT_EQ(outcome.tokens.size(), static_cast<size_t>(kNewTokens));
     ExpectMatchesReference(ring.engine().model(), prompt, outcome, 1e-3);
-    ASSERT_TRUE(AwaitWhole(ring, 3));
+    ASSERT_TRUE(AwaitRanks(ring, 3));
   }
   EXPECT_EQ(ring.worker_metrics().lost[static_cast<size_t>(LossReason::kSilent)]->Value(), 3);
 }
@@ -193,7 +177,51 @@ TEST(ProcessFailureTest, BusyCoresAreNoAlarm) {
   for (std::thread& thread : busy) thread.join();
   EXPECT_GT(served, 0);
   EXPECT_EQ(LostTotal(ring), 0);
+  EXPECT_EQ(ring.worker_metrics().dead_links.Value(), 0);
   EXPECT_EQ(ring.engine().Status().failed_steps, 0);
+}
+
+// Figures and weights of ranks of which nobody is left.
+TEST(ProcessFailureTest, AllWorkersAtOnceAreReplaced) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  EngineOptions options = SmallOptions(2);
+  options.measure = true;
+  options.weigh_by_speed = true;
+  ProcessRing ring(path, options, RosterForTests(path));
+  for (const auto& [rank, pid] : ring.Pids()) kill(pid, SIGSTOP);
+  for (const auto& [rank, pid] : ring.Pids()) kill(pid, SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return LostTotal(ring) == 2; }));
+  ASSERT_TRUE(AwaitRanks(ring, 2));
+  const auto prompt = RandomPrompt(600, tiny.vocab, 3);
+  ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 4)), 1e-3);
+}
+
+// The ring cannot form until the worker that does not answer is given up.
+TEST(ProcessFailureTest, RequestsEndWhileTheRingForms) {
+  TinyModelOptions tiny;
+  const std::string path = WriteTinyModel(tiny);
+  RosterOptions roster = RosterForTests(path);
+  roster.heartbeat_timeout = std::chrono::seconds(30);
+  roster.first_backoff = roster.most_backoff = std::chrono::minutes(5);
+  ProcessRing ring(path, SmallOptions(3), roster);
+  ASSERT_TRUE(ring.engine().WaitIdle(std::chrono::seconds(10)));
+  const std::map<int, pid_t> pids = ring.Pids();
+  kill(pids.at(1), SIGSTOP);
+  kill(pids.at(2), SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return LostTotal(ring) == 1; }));
+  Request late = Greedy({5, 6, 7}, 4);
+  late.deadline = Clock::Real().Now() + std::chrono::milliseconds(300);
+  auto waits = Client::Start(ring.engine(), late);
+  auto leaves = Client::Start(ring.engine(), Greedy({5, 6, 7}, 4));
+  ASSERT_TRUE(waits.ok() && leaves.ok());
+  (*leaves)->outbox().Close();
+  EXPECT_TRUE(absl::IsDeadlineExceeded((*waits)->Finish().status));
+  EXPECT_TRUE(ring.engine().WaitIdle(std::chrono::seconds(1)));
+  EXPECT_EQ(ring.engine().Status().ranks.size(), 3u);  // it has not formed yet
+  EXPECT_TRUE(Eventually([&] { return ring.engine().Status().ranks.size() == 1; }));
+  const auto prompt = RandomPrompt(600, tiny.vocab, 3);
+  ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 4)), 1e-3);
 }
 
 }  // namespace

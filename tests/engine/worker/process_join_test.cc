@@ -2,16 +2,24 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <filesystem>
+#include <fstream>
 #include <random>
 #include <thread>
 
+#include "base/machine.h"
 #include "engine/comm/tcp/connection.h"
+#include "engine/compute/cpu/cpu_model.h"
+#include "engine/model/digest.h"
+#include "engine/worker/control_message.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/engine_cases.h"
 #include "tests/engine/worker/process_ring.h"
 #include "tests/testing/fault_proxy.h"
+#include "tests/testing/load_model.h"
 
 namespace ringfill {
 namespace {
@@ -64,7 +72,8 @@ TEST(ProcessJoinTest, WhatDoesNotFitIsRefusedByName) {
   const std::string other = WriteTinyModel(tiny);
   const std::tuple<std::string, std::string, std::string> cases[] = {
       {"--other-model", other, "model digest"},
-      {"--version", "7", "protocol version: the leader has 1, this worker 7"},
+      {"--version", "7", "protocol version: the leader has 2, this worker 7"},
+      {"--memory", "1000", "kv.memory_bytes: the leader wants"},
       {"--dtype", "bf16", "compute.dtype: the leader has f32, this worker bf16"}};
   for (const auto& [option, value, expected] : cases) {
     SCOPED_TRACE(option);
@@ -103,6 +112,95 @@ TEST(ProcessJoinTest, SaysWhoIsMissing) {
               AllOf(HasSubstr("1 of 2 workers have joined"), HasSubstr("rank 0: nobody has called"),
                     HasSubstr("did not prove that they know the secret"),
                     HasSubstr("--leader " + roster.listen)));
+}
+
+// What the leader did is not taken for what happened to the worker.
+TEST(ProcessJoinTest, AReplacementThatIsLateIsEndedAndCountsAsLate) {
+  const std::string path = WriteTinyModel(TinyModelOptions());
+  const std::string flag = path + ".late";
+  RosterOptions roster = RosterForTests(path);
+  const std::string program = roster.command.front();
+  roster.command = {"/bin/sh", "-c",
+                    "[ -e " + flag + " ] && exec sleep 1000; exec " + program + " worker \"$@\"",
+                    "sh"};
+  roster.join_timeout = std::chrono::seconds(10);
+  ProcessRing ring(path, SmallOptions(2), roster);
+  const auto lost = [&](LossReason reason) {
+    return ring.worker_metrics().lost[static_cast<size_t>(reason)]->Value();
+  };
+  std::ofstream(flag) << "from now on";
+  kill(ring.Pids().at(1), SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return lost(LossReason::kLate) == 1; }));
+  EXPECT_EQ(lost(LossReason::kSignal), 1);
+  std::filesystem::remove(flag);
+  EXPECT_TRUE(AwaitRanks(ring, 2));
+  EXPECT_EQ(LostTotal(ring), 2);
+}
+
+size_t ThreadsOf(pid_t pid) {
+  const std::filesystem::directory_iterator tasks("/proc/" + std::to_string(pid) + "/task"), end;
+  return static_cast<size_t>(std::distance(tasks, end));
+}
+
+// The leader's cores say nothing of another machine's.
+TEST(ProcessJoinTest, AWorkerOnAnotherMachineSettlesItsOwnThreads) {
+  const std::string path = WriteTinyModel(TinyModelOptions());
+  RosterOptions roster = Elsewhere(path);
+  const auto here = StartWorker(roster.listen, 0, path, kSecret, {"--rejoin", "yes"});
+  const auto there =
+      StartWorker(roster.listen, 1, path, kSecret, {"--rejoin", "yes", "--host", "another"});
+  EngineOptions options = SmallOptions(2);
+  options.threads = 0;
+  ProcessRing ring(path, options, roster);
+  const int cores = UsableCores();
+  EXPECT_EQ(ThreadsOf(there->pid()) - ThreadsOf(here->pid()),
+            static_cast<size_t>(cores - std::max(1, cores / 2)));
+  const auto prompt = RandomPrompt(500, 384, 5);
+  ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 3)), 1e-3);
+}
+
+// A leader that says more than any rank can take while it is busy.
+TEST(ProcessJoinTest, AWorkerThatIsFloodedSaysSoAndGoes) {
+  const std::string path = WriteTinyModel(TinyModelOptions());
+  const auto model = LoadModelOrDie(path);
+  const auto listener = Listener::Bind().value();
+  const auto worker = StartWorker(listener->address(), 0, path, kSecret);
+  const Instant limit = Clock::Real().Now() + std::chrono::seconds(60);
+  const Secret secret = Secret::FromBytes(kSecret).value();
+  Credentials credentials;
+  credentials.secret = &secret;
+  credentials.own.role = PeerRole::kLeader;
+  credentials.peer_role = PeerRole::kWorker;
+  Connection connection(listener->Accept(credentials, limit).value());
+  const auto send = [&](const ControlMessage& message) {
+    const EncodedControl encoded = EncodeControl(message);
+    return connection.Send(encoded.type, std::as_bytes(std::span(encoded.payload)), limit);
+  };
+  const auto receive = [&]() -> absl::StatusOr<ControlMessage> {
+    RF_ASSIGN_OR_RETURN(const Connection::Message message, connection.Receive(limit));
+    return DecodeControl(message.type, message.payload);
+  };
+  WelcomeMessage welcome;
+  welcome.ranks = 2;
+  welcome.model_digest = ModelDigest(model->file());
+  welcome.page_tokens = 16;
+  welcome.pages = 8;
+  welcome.min_round_timeout_ms = welcome.heartbeat_timeout_ms = 60000;
+  welcome.geometry = KvGeometryOf(model->config(), {.page_tokens = 16});
+  ASSERT_TRUE(send(welcome).ok());
+  // Nobody is there: its rank is busy with this.
+  FormMessage form;
+  form.members = {listener->address(), Listener::Bind().value()->address()};
+  form.timeout_ms = 60000;
+  ASSERT_TRUE(send(form).ok());
+  for (int i = 0; i < 300; ++i) send(TraceMessage{true}).IgnoreError();
+  std::string reason;
+  absl::StatusOr<ControlMessage> message = receive();
+  for (; message.ok(); message = receive()) {
+    if (const auto* refused = std::get_if<RefusedMessage>(&*message)) reason = refused->reason;
+  }
+  EXPECT_EQ(message.status().code(), absl::StatusCode::kUnavailable) << message.status();
+  EXPECT_THAT(reason, HasSubstr("256 messages wait for this worker's rank"));
 }
 
 class ElsewhereTest : public testing::Test {

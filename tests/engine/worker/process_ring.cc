@@ -7,6 +7,7 @@
 #include <sstream>
 
 #include "base/mutex.h"
+#include "tests/engine/engine_cases.h"
 #include "tests/testing/load_model.h"
 
 namespace ringfill {
@@ -79,22 +80,36 @@ RosterOptions RosterForTests(const std::string& model_path) {
 }
 
 WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions roster, CpuIsa isa,
-                              WorkerMetrics& metrics) {
-  return [model, roster, isa, &metrics](const WorkersSpec& spec, const EngineInfo& info) {
-    return MakeProcessWorkers(spec, *model,
-                              {.roster = roster,
-                               .dtype = info.dtype,
-                               .kv_dtype = info.kv_dtype,
-                               .isa = isa,
-                               .page_tokens = info.page_tokens},
-                              metrics);
+                              WorkerMetrics& metrics, ChangeProcesses change) {
+  return [=, &metrics](const WorkersSpec& spec, const EngineInfo& info) {
+    ProcessWorkersOptions options{.roster = roster,
+                                  .dtype = info.dtype,
+                                  .kv_dtype = info.kv_dtype,
+                                  .isa = isa,
+                                  .page_tokens = info.page_tokens};
+    if (change) change(options);
+    return MakeProcessWorkers(spec, *model, options, metrics);
   };
 }
 
-ProcessRing::ProcessRing(const std::string& model_path, EngineOptions options, RosterOptions roster)
+bool AwaitRanks(ProcessRing& ring, size_t ranks) {
+  return Eventually([&] {
+    ring.runner().Run(Greedy({5, 6, 7}, 1));
+    return ring.engine().Status().ranks.size() == ranks;
+  });
+}
+
+double LostTotal(ProcessRing& ring) {
+  double sum = 0;
+  for (const Counter* counter : ring.worker_metrics().lost) sum += counter->Value();
+  return sum;
+}
+
+ProcessRing::ProcessRing(const std::string& model_path, EngineOptions options, RosterOptions roster,
+                         ChangeProcesses change)
     : model_path_(model_path) {
-  options.workers =
-      ProcessFactory(LoadModelOrDie(model_path), std::move(roster), options.isa, worker_metrics_);
+  options.workers = ProcessFactory(LoadModelOrDie(model_path), std::move(roster), options.isa,
+                                   worker_metrics_, std::move(change));
   runner_ = std::make_unique<EngineRunner>(model_path, options);
 }
 

@@ -17,10 +17,14 @@ namespace ringfill {
 // Starts the test's worker program; little backoff, short heartbeats.
 RosterOptions RosterForTests(const std::string& model_path);
 
+// Changes what the options of the ranks are made of.
+using ChangeProcesses = std::function<void(ProcessWorkersOptions&)>;
+
 class ProcessRing {
  public:
   // Aborts the test process when the ring cannot form.
-  ProcessRing(const std::string& model_path, EngineOptions options, RosterOptions roster);
+  ProcessRing(const std::string& model_path, EngineOptions options, RosterOptions roster,
+              ChangeProcesses change = nullptr);
   ~ProcessRing();
 
   EngineRunner& runner() { return *runner_; }
@@ -39,7 +43,12 @@ class ProcessRing {
 
 // Makes such workers with the options that `roster` leaves open taken from spec and info.
 WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions roster, CpuIsa isa,
-                              WorkerMetrics& metrics);
+                              WorkerMetrics& metrics, ChangeProcesses change = nullptr);
+
+// Short requests until the ring has so many ranks: newcomers come in between steps.
+bool AwaitRanks(ProcessRing& ring, size_t ranks);
+// Workers lost so far, for whatever reason.
+double LostTotal(ProcessRing& ring);
 
 // Processes with this parent (0: any) whose command line holds `word`: pid by "--rank".
 std::map<int, pid_t> WorkersOf(pid_t parent, const std::string& word);

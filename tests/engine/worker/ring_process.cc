@@ -1,8 +1,8 @@
 // What the tests of rank processes start: a worker, as ringfilld would be one, or an engine that
 // leads some and can be killed.
 //
-//   ring_process worker --leader A --rank K --secret-fd F --model M [--version V] [--dtype f32]
-//   ring_process lead RANKS MODEL    until it is killed
+//   ring_process worker --leader A --rank K --secret-fd F --model M [--version V] [--memory B]
+//   [--host H] ring_process lead RANKS MODEL    until it is killed
 #include <unistd.h>
 
 #include <csignal>
@@ -17,21 +17,12 @@
 namespace ringfill {
 namespace {
 
-Secret ReadSecret(int fd) {
-  std::string bytes(Secret::kMaxBytes, '\0');
-  size_t have = 0;
-  for (ssize_t n; (n = read(fd, bytes.data() + have, bytes.size() - have)) > 0;) {
-    have += static_cast<size_t>(n);
-  }
-  return Secret::FromBytes(bytes.substr(0, have)).value();
-}
-
 int RunWorker(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_IGN);
   std::map<std::string, std::string> words;
   for (int i = 2; i + 1 < argc; i += 2) words[argv[i]] = argv[i + 1];
   const Secret secret = words.contains("--secret-fd")
-                            ? ReadSecret(std::stoi(words["--secret-fd"]))
+                            ? Secret::FromDescriptor(std::stoi(words["--secret-fd"])).value()
                             : Secret::FromBytes(words["--secret"]).value();
   WorkerOptions options{.leader = words["--leader"],
                         .rank = std::stoi(words["--rank"]),
@@ -41,6 +32,8 @@ int RunWorker(int argc, char** argv) {
   if (words.contains("--version")) {
     options.version = static_cast<uint32_t>(std::stoul(words["--version"]));
   }
+  if (words.contains("--memory")) options.memory_bytes = std::stoll(words["--memory"]);
+  if (words.contains("--host")) options.host = words["--host"];
   if (words["--dtype"] == "bf16") options.dtype = WantedDType::kBF16;
   options.rejoin = words["--rejoin"] == "yes";
   options.join_limit = std::chrono::seconds(20);

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "base/mutex.h"
 #include "engine/comm/tcp/tcp.h"
 #include "tests/engine/comm/transports.h"
 #include "tests/testing/fault_proxy.h"
@@ -48,7 +49,8 @@ struct Site {
   }
   // All ranks at once, each with its options changed by `change`.
   std::vector<absl::Status> Form(uint64_t epoch = 1,
-                                 const std::function<void(TcpGroupOptions&)>& change = nullptr) {
+                                 const std::function<void(TcpGroupOptions&)>& change = nullptr,
+                                 std::vector<std::vector<int>>* missing = nullptr) {
     std::vector<absl::Status> statuses(members.size());
     std::vector<std::thread> threads;
     ends.clear();
@@ -57,7 +59,8 @@ struct Site {
       threads.emplace_back([&, rank] {
         TcpGroupOptions options = Options(rank, epoch);
         if (change) change(options);
-        auto made = FormTcpGroup(*listeners[rank], options);
+        auto made = FormTcpGroup(*listeners[rank], options,
+                                 missing != nullptr ? &(*missing)[rank] : nullptr);
         statuses[rank] = made.status();
         if (made.ok()) ends[rank] = *std::move(made);
       });
@@ -173,7 +176,23 @@ TEST(TcpFormTest, WrongAddressesAreFound) {
     options.deadline = In(milliseconds(500));
   });
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kFailedPrecondition) << statuses[0];
-  EXPECT_FALSE(statuses[1].ok());
+}
+
+// A link that cannot be made keeps nobody else from connecting, and both of its ends name it.
+TEST(TcpFormTest, SaysWhoIsMissing) {
+  Site site(4);
+  FaultPlan dark;
+  dark.fault = Fault::kBlackhole;
+  site.proxies[1]->Set(dark);  // on the way from rank 0 alone
+  std::vector<std::vector<int>> missing(4);
+  const auto statuses = site.Form(
+      1, [](TcpGroupOptions& options) { options.deadline = In(milliseconds(1000)); }, &missing);
+  EXPECT_TRUE(absl::IsDeadlineExceeded(statuses[0])) << statuses[0];
+  EXPECT_TRUE(absl::IsDeadlineExceeded(statuses[1])) << statuses[1];
+  EXPECT_TRUE(statuses[2].ok()) << statuses[2];
+  EXPECT_TRUE(statuses[3].ok()) << statuses[3];
+  EXPECT_THAT(missing, testing::ElementsAre(testing::ElementsAre(1), testing::ElementsAre(0),
+                                            testing::IsEmpty(), testing::IsEmpty()));
 }
 
 TEST(TcpFormTest, AMissingRankEndsTheCallAtItsDeadline) {
@@ -251,6 +270,98 @@ INSTANTIATE_TEST_SUITE_P(
                     FaultCase{Fault::kBlackhole, absl::StatusCode::kDeadlineExceeded},
                     FaultCase{Fault::kTrickle, absl::StatusCode::kDeadlineExceeded}),
     FaultName);
+
+// Links that are watched, with what each rank finds dead.
+class TcpWatchTest : public testing::Test {
+ protected:
+  static constexpr Duration kLimit = milliseconds(1000);
+
+  void Form() {
+    ExpectAllOk(site_.Form(1, [this](TcpGroupOptions& options) {
+      options.silence_limit = kLimit;
+      options.on_dead_link = [this, rank = options.rank](int peer) {
+        MutexLock lock(&mutex_);
+        found_.emplace_back(rank, peer);
+        changed_.SignalAll();
+      };
+    }));
+  }
+  std::pair<int, int> AwaitDead() {
+    MutexLock lock(&mutex_);
+    while (found_.empty() && changed_.WaitUntil(&mutex_, Soon())) {
+    }
+    return found_.empty() ? std::pair(-1, -1) : found_.front();
+  }
+  size_t dead() {
+    MutexLock lock(&mutex_);
+    return found_.size();
+  }
+  // Until so many bytes more have come through a proxy.
+  void AwaitBytes(const FaultProxy& proxy, int64_t bytes) {
+    const int64_t enough = proxy.bytes() + bytes;
+    const Instant limit = Soon();
+    MutexLock lock(&mutex_);
+    while (proxy.bytes() < enough && Clock::Real().Now() < limit) {
+      changed_.WaitUntil(&mutex_, In(milliseconds(5)));
+    }
+    EXPECT_GE(proxy.bytes(), enough);
+  }
+
+  Mutex mutex_;
+  CondVar changed_;
+  std::vector<std::pair<int, int>> found_ ABSL_GUARDED_BY(mutex_);
+  Site site_{3};
+};
+
+constexpr FaultPlan kDark = {.fault = Fault::kBlackhole};
+
+TEST_F(TcpWatchTest, ALinkThatGoesDarkBetweenTransfersIsFound) {
+  Form();
+  ExpectAllOk(site_.Run([](Communicator& comm) { return Traffic(comm, 3, 1000, seconds(60)); }));
+  const Instant start = Clock::Real().Now();
+  site_.proxies[1]->Set(kDark);  // between 0 and 1 alone
+  const auto [from, to] = AwaitDead();
+  EXPECT_LT(Clock::Real().Now() - start, 10 * kLimit);
+  EXPECT_EQ(from + to, 1) << from << " says it of " << to;
+  for (const absl::Status& status : site_.Run([](Communicator& c) { return c.Barrier(Soon()); })) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("is dead"));
+  }
+}
+
+TEST_F(TcpWatchTest, ALinkThatGoesDarkWhileOthersWaitIsFound) {
+  Form();
+  // On the lane and on the calling thread.
+  for (const absl::Status& status : site_.Run([&](Communicator& comm) {
+         if (comm.rank() == 2) site_.proxies[2]->Set(kDark);
+         if (comm.rank() == 0) return comm.Barrier(Soon());
+         Buffer send(100), recv(100);
+         return Exchange(comm, ExchangeOf(Next(comm), Previous(comm), send, recv));
+       })) {
+    EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+    EXPECT_THAT(std::string(status.message()), testing::HasSubstr("heard nothing from rank"));
+  }
+  EXPECT_GE(dead(), 1u);
+}
+
+TEST_F(TcpWatchTest, RanksThatSayNothingForLongAreAlive) {
+  Form();
+  // Beats of many times the limit: 64 bytes every quarter of a second, each way.
+  AwaitBytes(*site_.proxies[1], 2 * 64 * 16);
+  EXPECT_EQ(dead(), 0u);
+  ExpectAllOk(site_.Run([](Communicator& comm) { return Traffic(comm, 3, 1000, seconds(60)); }));
+}
+
+TEST_F(TcpWatchTest, ASlowLinkThatMovesBytesIsAlive) {
+  Form();
+  FaultPlan slow;
+  slow.fault = Fault::kTrickle;
+  slow.delay = milliseconds(1);
+  site_.proxies[2]->Set(slow);
+  // Some 3 s of it each way, three times the limit.
+  ExpectAllOk(site_.Run([](Communicator& comm) { return Traffic(comm, 1, 2500, seconds(60)); }));
+  EXPECT_EQ(dead(), 0u);
+}
 
 TEST(TcpNetworkTest, ASlowNetworkIsNoFailure) {
   Site site(3);
