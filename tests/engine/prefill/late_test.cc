@@ -1,5 +1,6 @@
 // The passes on streams that run their work as late as they may, in an order that a seed decides.
 #include <string>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "tests/testing/pass_test_model.h"
@@ -12,35 +13,45 @@ constexpr uint64_t kSeeds = 50;
 constexpr RingStrategy kStrategies[] = {RingStrategy::kPassKv, RingStrategy::kGatherKv,
                                         RingStrategy::kPassQ, RingStrategy::kOrdered};
 
-class LateTest : public testing::TestWithParam<RingStrategy> {};
+class LateSeedTest : public testing::TestWithParam<std::tuple<RingStrategy, uint64_t>> {};
 
-TEST_P(LateTest, NothingIsReadEarly) {
+TEST_P(LateSeedTest, NothingIsReadEarly) {
+  const auto [strategy, seed] = GetParam();
   const PassTestModel& text = TinyText();
-  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
-    const int n = 2 + static_cast<int>(seed % 3);
-    SCOPED_TRACE(absl::StrCat("seed ", seed, ", ranks ", n));
-    RingHarness ring(text.model, {.ranks = n, .late_seed = seed});
-    const auto& first = ring.AddSequence(text.Prefix(150), SnakeSpec(n, 2 * kPage));
-    const auto& second = ring.AddSequence(text.Prefix(61), SnakeSpec(n, kPage));
-    StepPlan cold = ring.NewPlan();
-    ScoreAll(text.text, ring.AddChunk(cold, first, {{0, 100}}, TokenMode::kHome, GetParam()));
-    ring.AddChunk(cold, second, {{0, 50}}, TokenMode::kDealt, GetParam());
-    const auto results = ring.Run(cold);
-    ExpectScores(text, cold, 0, results);
-    StepPlan warm = ring.NewPlan();
-    ring.AddChunk(warm, first, {{100, 149}}, TokenMode::kDealt, GetParam());
-    ring.AddChunk(warm, second, {{50, 61}}, TokenMode::kReplicated, GetParam());
-    const auto logits = ring.Logits(ring.Run(warm));
-    ASSERT_EQ(logits.size(), 2u);
-    ExpectLogitsNear(logits[0], text.logits[148]);
-    ExpectLogitsNear(logits[1], text.logits[60]);
-    StepPlan decode = ring.NewPlan();
-    ring.AddDecode(decode, first, 149);
-    const auto next = ring.Logits(ring.Run(decode));
-    ASSERT_EQ(next.size(), 1u);
-    ExpectLogitsNear(next[0], text.logits[149]);
-  }
+  const int n = 2 + static_cast<int>(seed % 3);
+  SCOPED_TRACE(absl::StrCat("seed ", seed, ", ranks ", n));
+  RingHarness ring(text.model, {.ranks = n, .late_seed = seed});
+  const auto& first = ring.AddSequence(text.Prefix(150), SnakeSpec(n, 2 * kPage));
+  const auto& second = ring.AddSequence(text.Prefix(61), SnakeSpec(n, kPage));
+  StepPlan cold = ring.NewPlan();
+  ScoreAll(text.text, ring.AddChunk(cold, first, {{0, 100}}, TokenMode::kHome, strategy));
+  ring.AddChunk(cold, second, {{0, 50}}, TokenMode::kDealt, strategy);
+  const auto results = ring.Run(cold);
+  ExpectScores(text, cold, 0, results);
+  StepPlan warm = ring.NewPlan();
+  ring.AddChunk(warm, first, {{100, 149}}, TokenMode::kDealt, strategy);
+  ring.AddChunk(warm, second, {{50, 61}}, TokenMode::kReplicated, strategy);
+  const auto logits = ring.Logits(ring.Run(warm));
+  ASSERT_EQ(logits.size(), 2u);
+  ExpectLogitsNear(logits[0], text.logits[148]);
+  ExpectLogitsNear(logits[1], text.logits[60]);
+  StepPlan decode = ring.NewPlan();
+  ring.AddDecode(decode, first, 149);
+  const auto next = ring.Logits(ring.Run(decode));
+  ASSERT_EQ(next.size(), 1u);
+  ExpectLogitsNear(next[0], text.logits[149]);
 }
+
+INSTANTIATE_TEST_SUITE_P(Seeds, LateSeedTest,
+                         testing::Combine(testing::ValuesIn(kStrategies),
+                                          testing::Range<uint64_t>(1, kSeeds + 1)),
+                         [](const auto& info) {
+                           const auto& [strategy, seed] = info.param;
+                           return absl::StrCat("strategy", static_cast<int>(strategy), "_seed",
+                                               seed);
+                         });
+
+class LateTest : public testing::TestWithParam<RingStrategy> {};
 
 TEST_P(LateTest, StopsAreAgreedOn) {
   const PassTestModel& text = TinyText();
