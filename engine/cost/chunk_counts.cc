@@ -190,8 +190,7 @@ ChunkCounts CountChunk(const PrefillChunk& chunk, const Placement& placement, To
   std::vector<RowCounter> counters;
   for (int r = 0; r < placement.ranks(); ++r) {
     RankCount& rank = counts.ranks[static_cast<size_t>(r)];
-    rank.pages =
-        (placement.TokensBefore(r, chunk.end()) + tiles.page_tokens - 1) / tiles.page_tokens;
+    rank.pages = placement.PagesBefore(r, chunk.end(), static_cast<int>(tiles.page_tokens));
     counters.emplace_back(chunk, placement, mode, tiles, rank);
   }
   if (mode == TokenMode::kDealt) {

@@ -140,8 +140,7 @@ int StepLayout::RankOfLast(int chunk) const {
 }
 
 int64_t StepLayout::PagesOn(int chunk, int rank) const {
-  const int64_t tokens = placement(chunk).TokensBefore(rank, plan_.chunks[Index(chunk)].end());
-  return (tokens + options_.page_tokens - 1) / options_.page_tokens;
+  return placement(chunk).PagesBefore(rank, plan_.chunks[Index(chunk)].end(), options_.page_tokens);
 }
 
 std::vector<KvSection> StepLayout::SectionsOf(int source) const {
