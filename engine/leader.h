@@ -88,6 +88,8 @@ class Leader {
   // The weights of the new ranks; the old ones are forgotten.
   std::vector<double> WeightsOf(const std::vector<int>& from);
   void EndAll(const absl::Status& status);
+  // For what the ring that is left can never hold.
+  static absl::Status NeverFits();
 
   const LeaderParts p_;
   const double attention_share_;  // see Generation::NoteProgress

@@ -59,6 +59,12 @@ absl::Status CheckAgreement(const std::vector<RankStepResult>& results, int64_t 
 
 }  // namespace
 
+absl::Status Leader::NeverFits() {
+  return Retryable(
+      "the ring lost ranks and those that are left can never hold this request, try again when "
+      "they are back");
+}
+
 void Leader::ReportLayer(const StepPlan& plan, int layers_done) {
   NoteProgress();
   const Instant now = p_.clock.Now();
@@ -93,9 +99,10 @@ void Leader::Execute(StepPlan plan) {
   const std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
   KeepSpans(results);
-  if (!FirstFailure(results).ok()) return RepairAfter(plan, FirstFailure(results));
-  if (const absl::Status agree = CheckAgreement(results, p_.model.config().vocab); !agree.ok()) {
-    return RepairAfter(plan, agree);
+  absl::Status failure = FirstFailure(results);
+  failure.Update(CheckAgreement(results, p_.model.config().vocab));
+  if (!failure.ok()) {
+    return RepairAfter(plan, failure);
   }
   failures_in_a_row_ = 0;
   AccountStep(plan, results, Seconds(p_.clock.Now() - start));
@@ -282,6 +289,7 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
   Log(LogLevel::kError, "step failed, the ring forms anew",
       {{"epoch", epoch_}, {"step", plan.step}, {"status", why.ToString()}});
   p_.metrics.failed_steps.Increment();
+  p_.scheduler.Abandon(plan);
   ++failures_in_a_row_;
   if (const absl::Status formed = FormRing(); !formed.ok()) {
     failures_in_a_row_ = 0;
@@ -324,10 +332,10 @@ absl::Status Leader::FormRing() {
       {{"epoch", epoch_},
        {"ranks", static_cast<int64_t>(from.size())},
        {"lost_tokens", lost_tokens},
+       {"queued_again", static_cast<int64_t>(regrouped.requeued.size())},
        {"ended", static_cast<int64_t>(regrouped.unfit.size())}});
-  for (SequenceId id : regrouped.unfit) {
-    Fail(id, Retryable("the KV of a lost rank does not fit on those that are left, try again"));
-  }
+  p_.inbox.NoteRequeued(static_cast<int64_t>(regrouped.requeued.size()));
+  for (SequenceId id : regrouped.unfit) Fail(id, NeverFits());
   Publish();
   return absl::OkStatus();
 }
