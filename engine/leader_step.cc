@@ -119,17 +119,25 @@ void Leader::Execute(StepPlan plan) {
 }
 
 void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  struct Place {
+    size_t rank;
+    ValueFault fault;
+  };
+  std::map<SequenceId, Place> first;
   for (size_t r = 0; r < results.size(); ++r) {
-    for (const ChunkFault& fault : results[r].faults) {
-      const SequenceId id = plan.chunks[static_cast<size_t>(fault.chunk)].sequence;
-      const auto it = active_.find(id);
-      if (it == active_.end()) continue;
-      const std::string where =
-          fault.round < 0 ? std::string("its products") : absl::StrCat("ring round ", fault.round);
-      Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: layer ", fault.layer,
-                                                ", rank ", r, ", ", where,
-                                                "; the weights or the arithmetic are damaged")));
+    for (const ValueFault& fault : results[r].faults) {
+      const auto entry = static_cast<size_t>(fault.entry);
+      const SequenceId id = entry < plan.chunks.size()
+                                ? plan.chunks[entry].sequence
+                                : plan.decodes[entry - plan.chunks.size()].sequence;
+      const auto [it, added] = first.try_emplace(id, Place{r, fault});
+      if (!added && IsEarlier(fault, it->second.fault)) it->second = {r, fault};
     }
+  }
+  for (const auto& [id, place] : first) {
+    Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: rank ", place.rank, ", ",
+                                              DescribePlace(place.fault),
+                                              "; the weights or the arithmetic are damaged")));
   }
 }
 

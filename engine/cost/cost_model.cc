@@ -14,7 +14,6 @@ namespace {
 constexpr int kWorkedOutLayers = 4;
 constexpr int kSlopeLayers = 2;
 constexpr int64_t kFloatBytes = 4;
-constexpr int64_t kRoundHeaderBytes = 64;
 
 // Simplest first.
 constexpr Way kWays[] = {
@@ -54,10 +53,8 @@ TileShape CostModel::Tiles() const {
 
 bool CostModel::GatherFits(const PrefillChunk& chunk, const Placement& placement) const {
   int64_t pages = 0;
-  const int64_t page_tokens = options_.shape.page_tokens;
-  for (int r = 0; r < ranks(); ++r) {
-    pages += (placement.TokensBefore(r, chunk.end()) + page_tokens - 1) / page_tokens;
-  }
+  const int page_tokens = static_cast<int>(options_.shape.page_tokens);
+  for (int r = 0; r < ranks(); ++r) pages += placement.PagesBefore(r, chunk.end(), page_tokens);
   return pages * PageLayerBytes(options_.shape) + ranks() * kRoundHeaderBytes <=
          options_.gather_bytes;
 }
@@ -150,11 +147,13 @@ Prediction CostModel::Replicated(const PrefillChunk& chunk, const Placement& pla
   };
   on_all([&](const OpCost& cost, int) { return cost.Embed(tokens); });
   auto layer = [&] {
-    on_all([&](const OpCost& cost, int) { return cost.TokenQkv(tokens, n); });
+    // One header is written, those of the others are checked.
+    on_all([&](const OpCost& cost, int) { return cost.TokenQkv(tokens, n) + cost.overhead(); });
     times.AllGather(TokenQkvBytes(shape, tokens, n));
     on_all([&](const OpCost& cost, int r) {
       const AttendCount& count = keys[static_cast<size_t>(r)];
-      return cost.TokenAttend(tokens, count.token_keys, count.tile_keys);
+      return (n - 1) * cost.overhead() +
+             cost.TokenAttend(tokens, count.token_keys, count.tile_keys);
     });
     times.AllGather(TokenStatesBytes(shape, tokens));
     on_all([&](const OpCost& cost, int) { return cost.TokenOutput(tokens, n); });
