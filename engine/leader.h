@@ -17,6 +17,7 @@
 #include "engine/engine_metrics.h"
 #include "engine/engine_options.h"
 #include "engine/engine_status.h"
+#include "engine/replay/plan_recorder.h"
 #include "engine/request/generation.h"
 #include "engine/request/inbox.h"
 #include "engine/schedule/scheduler.h"
@@ -34,6 +35,7 @@ struct LeaderParts {
   Scheduler& scheduler;
   MeasuredChooser* measured;  // null: ways are chosen without a cost model
   Workers& workers;
+  PlanRecorder* recorder;  // null: steps are not recorded
 };
 
 class Leader {

@@ -96,12 +96,15 @@ void Leader::Execute(StepPlan plan) {
   const StepControl control{
       .should_stop = [&](int c) { return ShouldStop(*of_chunk[static_cast<size_t>(c)]); },
       .on_layer = [&](int layers_done) { ReportLayer(plan, layers_done); }};
-  const std::vector<RankStepResult> results = p_.workers.Run(plan, control);
+  if (p_.recorder != nullptr) p_.recorder->AddPlan(plan);
+  const StepRows rows = StepRows::Of(plan);
+  std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
   KeepSpans(results);
   absl::Status failure = FirstFailure(results);
   failure.Update(CheckAgreement(results, p_.model.config().vocab));
   if (!failure.ok()) {
+    if (p_.recorder != nullptr) p_.recorder->AddFailed(plan.step);
     return RepairAfter(plan, failure);
   }
   failures_in_a_row_ = 0;
@@ -116,6 +119,7 @@ void Leader::Execute(StepPlan plan) {
   p_.scheduler.Commit(plan);
   HandlePrefilled(plan);
   HandleLogits(plan, results);
+  if (p_.recorder != nullptr) p_.recorder->AddResults(rows, std::move(results));
 }
 
 void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {
@@ -324,6 +328,7 @@ absl::Status Leader::FormRing() {
     return std::move(formed).status();
   }
   const std::vector<int> from = *std::move(formed);
+  if (p_.recorder != nullptr) p_.recorder->AddRing(epoch_, from);
   const Regrouped regrouped =
       p_.scheduler.Regroup(from, RedealSlots(p_.scheduler.slot_map(), from, WeightsOf(from)));
   int64_t lost_tokens = 0;
