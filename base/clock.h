@@ -18,6 +18,9 @@ class Clock {
   static const Clock& Real();
 };
 
+inline Duration FromSeconds(double seconds) {
+  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
+}
 inline double Seconds(Duration d) { return std::chrono::duration<double>(d).count(); }
 inline double Milliseconds(Duration d) {
   return std::chrono::duration<double, std::milli>(d).count();

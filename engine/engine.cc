@@ -2,12 +2,16 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "engine/compute/attention/kv_layout.h"
 #include "engine/cost/measured_chooser.h"
 #include "engine/engine_metrics.h"
 #include "engine/layout/slot_map.h"
 #include "engine/leader.h"
+#include "engine/model/digest.h"
+#include "engine/replay/plan_recorder.h"
 #include "engine/request/generation.h"
 #include "engine/request/inbox.h"
 #include "engine/schedule/rule_chooser.h"
@@ -55,6 +59,7 @@ class Engine::Impl {
   absl::Status MakeWorkers();
   absl::Status MakeChooser();
   void MakeScheduler();
+  absl::Status MakeRecorder();
 
   EngineOptions options_;
   const std::shared_ptr<const Model> model_;
@@ -68,6 +73,7 @@ class Engine::Impl {
   std::unique_ptr<MeasuredChooser> measured_;  // null unless asked for
   std::unique_ptr<WayChooser> chooser_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<PlanRecorder> recorder_;  // null unless asked for
   std::unique_ptr<Leader> leader_;
 };
 
@@ -136,11 +142,39 @@ void Engine::Impl::MakeScheduler() {
       *chooser_);
 }
 
+absl::Status Engine::Impl::MakeRecorder() {
+  if (options_.plan_log_path.empty()) return absl::OkStatus();
+  const ModelConfig& config = model_->config();
+  const KvBlockShape shape{info_.kv_dtype, config.head_dim, info_.page_tokens};
+  PlanLogHeader header;
+  header.model_name = config.name;
+  header.model_digest = ModelDigest(model_->file());
+  header.geometry = {config.layers, config.kv_heads, info_.page_tokens, shape.BlockBytes()};
+  header.vocab = config.vocab;
+  header.max_positions = info_.max_context_tokens;
+  header.pages_per_rank = info_.kv_pages / options_.ranks;
+  header.gather_bytes = static_cast<int64_t>(options_.gather_bytes);
+  header.ranks = options_.ranks;
+  header.dtype = info_.dtype;
+  header.kv_dtype = info_.kv_dtype;
+  header.isa = options_.isa;
+  header.strict = info_.strict;
+  absl::StatusOr<std::unique_ptr<PlanRecorder>> started = PlanRecorder::Start(
+      {.path = options_.plan_log_path, .max_bytes = options_.plan_log_max_bytes}, header);
+  if (!started.ok()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("debug.plan_log: ", std::string(started.status().message())));
+  }
+  recorder_ = *std::move(started);
+  return absl::OkStatus();
+}
+
 absl::Status Engine::Impl::Start() {
   RF_RETURN_IF_ERROR(SettleOptions(model_->config(), options_, info_));
   RF_RETURN_IF_ERROR(MakeWorkers());
   RF_RETURN_IF_ERROR(MakeChooser());
   MakeScheduler();
+  RF_RETURN_IF_ERROR(MakeRecorder());
   leader_ = std::make_unique<Leader>(LeaderParts{.options = options_,
                                                  .model = *model_,
                                                  .clock = clock_,
@@ -148,7 +182,8 @@ absl::Status Engine::Impl::Start() {
                                                  .inbox = inbox_,
                                                  .scheduler = *scheduler_,
                                                  .measured = measured_.get(),
-                                                 .workers = *workers_});
+                                                 .workers = *workers_,
+                                                 .recorder = recorder_.get()});
   return absl::OkStatus();
 }
 

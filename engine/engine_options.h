@@ -66,6 +66,9 @@ struct EngineOptions {
   int64_t expanded_weight_bytes = 0;  // budget for expanded layers; at least two layers are kept
   bool poison_freed_pages = kPoisonByDefault;  // overwrite freed KV pages with NaN
 
+  std::string plan_log_path;  // records every step there, for replay; empty: off
+  int64_t plan_log_max_bytes = int64_t{1} << 30;
+
   WorkersFactory workers;  // empty: ranks are threads of this process
   StepFault fault;         // for tests of failure, with ranks as threads
 };

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "engine/stream/op_label.h"
+#include "engine/schedule/step_plan.h"
 
 namespace ringfill {
 
@@ -35,7 +35,7 @@ struct EngineStatus {
   bool draining = false;
   double seconds_since_progress = 0;  // while there is work; else 0
   // Prompt tokens computed each way: [TokenMode], and of the sharded ones [RingStrategy].
-  std::array<int64_t, 3> mode_tokens{};
+  std::array<int64_t, kTokenModes> mode_tokens{};
   std::array<int64_t, kRingStrategies> strategy_tokens{};
   std::vector<RankStatus> ranks;
 };

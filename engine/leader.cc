@@ -92,10 +92,9 @@ void Leader::TakeInbox() {
     spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
     active_.emplace(arrival.id, std::move(arrival.generation));
     // The ring may have shrunk since the request was let in.
-    const absl::Status fits =
-        p_.scheduler.CheckFits(static_cast<int64_t>(spec.prompt.size()), spec.max_new_tokens);
-    if (!fits.ok()) {
-      EndUnqueued(arrival.id, fits);
+    const auto tokens = static_cast<int64_t>(spec.prompt.size());
+    if (!p_.scheduler.CheckFits(tokens, spec.max_new_tokens).ok()) {
+      EndUnqueued(arrival.id, NeverFits());
       continue;
     }
     p_.scheduler.Enqueue(std::move(spec));

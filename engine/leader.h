@@ -17,6 +17,7 @@
 #include "engine/engine_metrics.h"
 #include "engine/engine_options.h"
 #include "engine/engine_status.h"
+#include "engine/replay/plan_recorder.h"
 #include "engine/request/generation.h"
 #include "engine/request/inbox.h"
 #include "engine/schedule/scheduler.h"
@@ -34,6 +35,7 @@ struct LeaderParts {
   Scheduler& scheduler;
   MeasuredChooser* measured;  // null: ways are chosen without a cost model
   Workers& workers;
+  PlanRecorder* recorder;  // null: steps are not recorded
 };
 
 class Leader {
@@ -92,6 +94,8 @@ class Leader {
   // The weights of the new ranks; the old ones are forgotten.
   std::vector<double> WeightsOf(const std::vector<int>& from);
   void EndAll(const absl::Status& status);
+  // For what the ring that is left can never hold.
+  static absl::Status NeverFits();
 
   const LeaderParts p_;
   const double attention_share_;  // see Generation::NoteProgress

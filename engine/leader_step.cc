@@ -59,6 +59,12 @@ absl::Status CheckAgreement(const std::vector<RankStepResult>& results, int64_t 
 
 }  // namespace
 
+absl::Status Leader::NeverFits() {
+  return Retryable(
+      "the ring lost ranks and those that are left can never hold this request, try again when "
+      "they are back");
+}
+
 void Leader::ReportLayer(const StepPlan& plan, int layers_done) {
   NoteProgress();
   const Instant now = p_.clock.Now();
@@ -90,12 +96,16 @@ void Leader::Execute(StepPlan plan) {
   const StepControl control{
       .should_stop = [&](int c) { return ShouldStop(*of_chunk[static_cast<size_t>(c)]); },
       .on_layer = [&](int layers_done) { ReportLayer(plan, layers_done); }};
-  const std::vector<RankStepResult> results = p_.workers.Run(plan, control);
+  if (p_.recorder != nullptr) p_.recorder->AddPlan(plan);
+  const StepRows rows = StepRows::Of(plan);
+  std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
   KeepSpans(results);
-  if (!FirstFailure(results).ok()) return RepairAfter(plan, FirstFailure(results));
-  if (const absl::Status agree = CheckAgreement(results, p_.model.config().vocab); !agree.ok()) {
-    return RepairAfter(plan, agree);
+  absl::Status failure = FirstFailure(results);
+  failure.Update(CheckAgreement(results, p_.model.config().vocab));
+  if (!failure.ok()) {
+    if (p_.recorder != nullptr) p_.recorder->AddFailed(plan.step);
+    return RepairAfter(plan, failure);
   }
   failures_in_a_row_ = 0;
   AccountStep(plan, results, Seconds(p_.clock.Now() - start));
@@ -109,20 +119,29 @@ void Leader::Execute(StepPlan plan) {
   p_.scheduler.Commit(plan);
   HandlePrefilled(plan);
   HandleLogits(plan, results);
+  if (p_.recorder != nullptr) p_.recorder->AddResults(rows, std::move(results));
 }
 
 void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {
+  struct Place {
+    size_t rank;
+    ValueFault fault;
+  };
+  std::map<SequenceId, Place> first;
   for (size_t r = 0; r < results.size(); ++r) {
-    for (const ChunkFault& fault : results[r].faults) {
-      const SequenceId id = plan.chunks[static_cast<size_t>(fault.chunk)].sequence;
-      const auto it = active_.find(id);
-      if (it == active_.end()) continue;
-      const std::string where =
-          fault.round < 0 ? std::string("its products") : absl::StrCat("ring round ", fault.round);
-      Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: layer ", fault.layer,
-                                                ", rank ", r, ", ", where,
-                                                "; the weights or the arithmetic are damaged")));
+    for (const ValueFault& fault : results[r].faults) {
+      const auto entry = static_cast<size_t>(fault.entry);
+      const SequenceId id = entry < plan.chunks.size()
+                                ? plan.chunks[entry].sequence
+                                : plan.decodes[entry - plan.chunks.size()].sequence;
+      const auto [it, added] = first.try_emplace(id, Place{r, fault});
+      if (!added && IsEarlier(fault, it->second.fault)) it->second = {r, fault};
     }
+  }
+  for (const auto& [id, place] : first) {
+    Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: rank ", place.rank, ", ",
+                                              DescribePlace(place.fault),
+                                              "; the weights or the arithmetic are damaged")));
   }
 }
 
@@ -282,6 +301,7 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
   Log(LogLevel::kError, "step failed, the ring forms anew",
       {{"epoch", epoch_}, {"step", plan.step}, {"status", why.ToString()}});
   p_.metrics.failed_steps.Increment();
+  p_.scheduler.Abandon(plan);
   ++failures_in_a_row_;
   if (const absl::Status formed = FormRing(); !formed.ok()) {
     failures_in_a_row_ = 0;
@@ -309,6 +329,7 @@ absl::Status Leader::FormRing() {
     return std::move(formed).status();
   }
   const std::vector<int> from = *std::move(formed);
+  if (p_.recorder != nullptr) p_.recorder->AddRing(epoch_, from);
   const Regrouped regrouped =
       p_.scheduler.Regroup(from, RedealSlots(p_.scheduler.slot_map(), from, WeightsOf(from)));
   int64_t lost_tokens = 0;
@@ -326,10 +347,10 @@ absl::Status Leader::FormRing() {
       {{"epoch", epoch_},
        {"ranks", static_cast<int64_t>(from.size())},
        {"lost_tokens", lost_tokens},
+       {"queued_again", static_cast<int64_t>(regrouped.requeued.size())},
        {"ended", static_cast<int64_t>(regrouped.unfit.size())}});
-  for (SequenceId id : regrouped.unfit) {
-    Fail(id, Retryable("the KV of a lost rank does not fit on those that are left, try again"));
-  }
+  p_.inbox.NoteRequeued(static_cast<int64_t>(regrouped.requeued.size()));
+  for (SequenceId id : regrouped.unfit) Fail(id, NeverFits());
   Publish();
   return absl::OkStatus();
 }

@@ -64,7 +64,12 @@ class Communicator {
   virtual TransferPtr StartAllGather(AllGatherArgs args) = 0;
 
   // Returns when every rank has called it.
-  virtual absl::Status Barrier(Instant deadline) = 0;
+  virtual absl::Status Barrier(Instant deadline) {
+    AllGatherArgs nothing;
+    nothing.label.kind = OpKind::kAllGather;
+    nothing.deadline = deadline;
+    return StartAllGather(std::move(nothing))->Await(Instant::max());
+  }
 
   // Makes every waiting and later call on every rank of the group fail with `status` until the
   // group is formed anew. The first abort wins. REQUIRES: !status.ok().

@@ -39,12 +39,6 @@ class LocalCommunicator final : public Communicator {
                  [this](const AllGatherArgs& a) { return group_->AllGather(rank_, a); });
   }
 
-  absl::Status Barrier(Instant deadline) override {
-    AllGatherArgs nothing;
-    nothing.label.kind = OpKind::kAllGather;
-    nothing.deadline = deadline;
-    return StartAllGather(std::move(nothing))->Await(Instant::max());
-  }
   void Abort(absl::Status status) override { group_->Abort(std::move(status)); }
   void TraceTo(TraceBuffer* trace) override { trace_ = trace; }
 

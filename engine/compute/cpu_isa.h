@@ -9,6 +9,7 @@ namespace ringfill {
 
 // Ascending. kBaseline is plain C++ (the reference implementations).
 enum class CpuIsa { kBaseline, kAvx2, kAvx512, kAvx512Bf16 };
+inline constexpr int kCpuIsas = 4;
 
 std::string_view CpuIsaName(CpuIsa isa);
 

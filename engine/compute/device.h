@@ -168,6 +168,14 @@ class Device {
                       float* out) = 0;
 
   // ---- replicated tokens: every rank holds all of them and a slice of each matrix
+  // Four all-gathers a layer lie between the five stages; all ranks send equally many bytes. Parts
+  // of kQkv begin with room for a RoundHeader, the caller's.
+  enum class TokenStage { kQkv, kStates, kOutput, kFfn };
+  // The first stage in which this rank's part of a token was not finite, written by the stages.
+  struct TokenFault {
+    int layer = -1;  // -1: none
+    TokenStage stage = TokenStage::kQkv;
+  };
   struct TokenBatch {
     int rank = 0, ranks = 1;
     std::vector<TokenId> token;     // [tokens]
@@ -179,13 +187,14 @@ class Device {
     std::vector<int64_t> begin;
     std::vector<KvRun> runs;      // this rank's pages
     std::vector<KvStore> stores;  // tokens whose home this rank is; KvStore::row is the token
+    std::shared_ptr<std::vector<TokenFault>> faults;  // [tokens] or null
     int64_t tokens() const { return static_cast<int64_t>(token.size()); }
     int64_t BeginOf(size_t t) const { return begin.empty() ? 0 : begin[t]; }
   };
-  // Four all-gathers a layer lie between the five stages; all ranks send equally many bytes.
-  enum class TokenStage { kQkv, kStates, kOutput, kFfn };
   virtual size_t TokenBytes(TokenStage stage, int64_t tokens, int ranks) const = 0;
   virtual void BeginTokens(std::shared_ptr<const TokenBatch> batch) = 0;
+  // From here on: the same tokens, some of which see nothing any more and are stored nowhere.
+  virtual void StopTokens(std::shared_ptr<const TokenBatch> rest) = 0;
   // Norm and this rank's slice of the q, k, v rows.
   virtual void TokenQkv(int layer, std::byte* send) = 0;
   // gathered: [ranks] parts. Assembles q, k, v, turns them, stores the K/V at home, attends to this

@@ -15,7 +15,6 @@ namespace {
 constexpr int kWorkedOutLayers = 4;
 constexpr int kSlopeLayers = 2;
 constexpr int64_t kFloatBytes = 4;
-constexpr int64_t kRoundHeaderBytes = 64;
 
 // Simplest first.
 constexpr Way kWays[] = {
@@ -151,11 +150,13 @@ Prediction CostModel::Replicated(const PrefillChunk& chunk, const Placement& pla
   };
   on_all([&](const OpCost& cost, int) { return cost.Embed(tokens); });
   auto layer = [&] {
-    on_all([&](const OpCost& cost, int) { return cost.TokenQkv(tokens, n); });
+    // One header is written, those of the others are checked.
+    on_all([&](const OpCost& cost, int) { return cost.TokenQkv(tokens, n) + cost.overhead(); });
     times.AllGather(TokenQkvBytes(shape, tokens, n));
     on_all([&](const OpCost& cost, int r) {
       const AttendCount& count = keys[static_cast<size_t>(r)];
-      return cost.TokenAttend(tokens, count.token_keys, count.tile_keys);
+      return (n - 1) * cost.overhead() +
+             cost.TokenAttend(tokens, count.token_keys, count.tile_keys);
     });
     times.AllGather(TokenStatesBytes(shape, tokens));
     on_all([&](const OpCost& cost, int) { return cost.TokenOutput(tokens, n); });

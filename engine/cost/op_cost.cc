@@ -98,7 +98,8 @@ int64_t KvRowBytes(const ModelShape& shape) {
 int64_t PageLayerBytes(const ModelShape& shape) { return shape.page_tokens * KvRowBytes(shape); }
 
 int64_t TokenQkvBytes(const ModelShape& shape, int64_t tokens, int ranks) {
-  return tokens * CeilDiv(shape.q_width() + 2 * shape.kv_width(), ranks) * kFloatBytes;
+  return kRoundHeaderBytes +
+         tokens * CeilDiv(shape.q_width() + 2 * shape.kv_width(), ranks) * kFloatBytes;
 }
 
 int64_t TokenStatesBytes(const ModelShape& shape, int64_t tokens) {

@@ -66,6 +66,7 @@ int64_t StateBytes(const ModelShape& shape, int64_t rows);
 int64_t KvRowBytes(const ModelShape& shape);
 int64_t PageLayerBytes(const ModelShape& shape);
 // What each rank sends in the four all-gathers of a layer of replicated tokens.
+inline constexpr int64_t kRoundHeaderBytes = 64;
 int64_t TokenQkvBytes(const ModelShape& shape, int64_t tokens, int ranks);
 int64_t TokenStatesBytes(const ModelShape& shape, int64_t tokens);
 int64_t TokenOutputBytes(const ModelShape& shape, int64_t tokens, int ranks);

@@ -1,7 +1,7 @@
 #include "engine/decode/replicated_pass.h"
 
 #include <algorithm>
-#include <cmath>
+#include <map>
 
 #include "engine/schedule/documents.h"
 
@@ -19,9 +19,9 @@ size_t Index(int64_t i) { return static_cast<size_t>(i); }
 
 }  // namespace
 
-ReplicatedPass::ReplicatedPass(Rank& rank, const StepPlan& plan, StepTransfers& transfers,
-                               RankStepResult& result)
-    : rank_(rank), plan_(plan), transfers_(transfers), result_(result) {}
+ReplicatedPass::ReplicatedPass(Rank& rank, const StepPlan& plan, const StepControl& control,
+                               StepTransfers& transfers, RankStepResult& result)
+    : rank_(rank), plan_(plan), transfers_(transfers), control_(control), result_(result) {}
 
 bool ReplicatedPass::Needed(const StepPlan& plan) {
   return !plan.decodes.empty() ||
@@ -58,18 +58,20 @@ std::shared_ptr<const Device::TokenBatch> ReplicatedPass::MakeBatch(size_t first
   const int64_t page_tokens = rank_.geometry().page_tokens;
   batch->rank = me;
   batch->ranks = rank_.ranks();
+  batch->faults = faults_.back();
   for (size_t i = first; i < last; ++i) {
     const Token& token = tokens_[i];
     const Placement& placement = *rank_.placements()[Index(token.placement)];
     const std::vector<PageId>& pages = (*token.pages)[Index(me)];
     batch->token.push_back(token.token);
     batch->position.push_back(token.position);
-    batch->visible.push_back(placement.TokensBefore(me, token.position + 1));
-    batch->begin.push_back(placement.TokensBefore(me, token.document_start));
+    const bool stopped = Stopped(token.chunk);
+    batch->visible.push_back(stopped ? 0 : placement.TokensBefore(me, token.position + 1));
+    batch->begin.push_back(stopped ? 0 : placement.TokensBefore(me, token.document_start));
     const bool same_run = i > first && token.chunk >= 0 && tokens_[i - 1].chunk == token.chunk;
     if (!same_run) batch->runs.push_back({pages, 0});
     batch->run.push_back(static_cast<int>(batch->runs.size()) - 1);
-    if (placement.Home(token.position) == me) {
+    if (!stopped && placement.Home(token.position) == me) {
       const int64_t local = placement.LocalToken(token.position);
       batch->stores.push_back({static_cast<int64_t>(i - first), 1,
                                pages[Index(local / page_tokens)],
@@ -97,6 +99,7 @@ absl::Status ReplicatedPass::Run() {
   for (size_t first = 0; first < tokens_.size(); first += kBatchTokens) {
     RF_RETURN_IF_ERROR(RunBatch(first, std::min(tokens_.size(), first + kBatchTokens)));
   }
+  result_.stopped_mask |= stopped_;
   RF_RETURN_IF_ERROR(rank_.stream().Synchronize(rank_.Deadline()));
   transfers_.Collect();
   FindFaults();
@@ -106,6 +109,10 @@ absl::Status ReplicatedPass::Run() {
 absl::Status ReplicatedPass::RunBatch(size_t first, size_t last) {
   Device& device = rank_.device();
   const auto tokens = static_cast<int64_t>(last - first);
+  faults_.push_back(std::make_shared<std::vector<Device::TokenFault>>(last - first));
+  flags_.clear();
+  if (AllStopped(first, last)) return absl::OkStatus();
+  const bool has_chunks = first < first_decode_;
   device.BeginTokens(MakeBatch(first, last));
   // One rank alone reads what it wrote itself, so the stages take turns with two buffers.
   std::byte* const even = send_[0];
@@ -115,9 +122,13 @@ absl::Status ReplicatedPass::RunBatch(size_t first, size_t last) {
     if (layer >= kRunAhead) {
       RF_RETURN_IF_ERROR(done[Index(layer - kRunAhead)]->Await(rank_.Deadline()));
       transfers_.Collect();
+      if (has_chunks && TakeStops(layer - kRunAhead)) {
+        if (AllStopped(first, last)) break;
+        device.StopTokens(MakeBatch(first, last));
+      }
     }
-    device.TokenQkv(layer, even);
-    device.TokenAttend(layer, Gather(Stage::kQkv, layer, tokens, even), odd);
+    if (has_chunks) flags_.push_back(std::make_shared<LayerFlags>());
+    device.TokenAttend(layer, GatherQkv(layer, tokens, even), odd);
     device.TokenOutput(layer, Gather(Stage::kStates, layer, tokens, odd), even);
     device.TokenFfn(layer, Gather(Stage::kOutput, layer, tokens, even), odd);
     device.EndTokenLayer(layer, Gather(Stage::kFfn, layer, tokens, odd));
@@ -125,6 +136,57 @@ absl::Status ReplicatedPass::RunBatch(size_t first, size_t last) {
   }
   device.HiddenTokens(hidden_.data() + first * Index(rank_.model().width));
   return absl::OkStatus();
+}
+
+RoundHeader ReplicatedPass::Header(int layer, int source) const {
+  RoundHeader header;
+  header.epoch = plan_.epoch;
+  header.step = plan_.step;
+  header.layer = static_cast<uint32_t>(layer);
+  header.source = static_cast<uint32_t>(source);
+  header.kind = static_cast<uint32_t>(RoundKind::kTokens);
+  return header;
+}
+
+const std::byte* ReplicatedPass::GatherQkv(int layer, int64_t tokens, std::byte* send) {
+  Device& device = rank_.device();
+  device.TokenQkv(layer, send);
+  if (flags_.empty()) return Gather(Stage::kQkv, layer, tokens, send);
+  const std::shared_ptr<LayerFlags>& flags = flags_.back();
+  RoundHeader mine = Header(layer, rank_.index());
+  mine.stop_mask = AskWhatToStop();
+  flags->stop_mask.fetch_or(mine.stop_mask, std::memory_order_relaxed);
+  device.WriteHeader(mine, send);
+  const std::byte* gathered = Gather(Stage::kQkv, layer, tokens, send);
+  const size_t bytes = device.TokenBytes(Stage::kQkv, tokens, rank_.ranks());
+  for (int r = 0; r < rank_.ranks(); ++r) {
+    if (r == rank_.index()) continue;
+    device.CheckHeader(Header(layer, r), gathered + Index(r) * bytes, flags);
+  }
+  return gathered;
+}
+
+bool ReplicatedPass::TakeStops(int layer) {
+  if (rank_.index() == 0 && control_.on_layer) control_.on_layer(layer + 1);
+  const uint64_t before = stopped_;
+  stopped_ |= flags_[Index(layer)]->stop_mask.load(std::memory_order_relaxed);
+  return stopped_ != before;
+}
+
+bool ReplicatedPass::AllStopped(size_t first, size_t last) const {
+  return std::all_of(tokens_.begin() + static_cast<ptrdiff_t>(first),
+                     tokens_.begin() + static_cast<ptrdiff_t>(last),
+                     [this](const Token& token) { return Stopped(token.chunk); });
+}
+
+uint64_t ReplicatedPass::AskWhatToStop() const {
+  uint64_t mask = 0;
+  if (!control_.should_stop) return mask;
+  for (size_t c = 0; c < plan_.chunks.size(); ++c) {
+    if (plan_.chunks[c].mode != TokenMode::kReplicated) continue;
+    if (control_.should_stop(static_cast<int>(c))) mask |= uint64_t{1} << c;
+  }
+  return mask;
 }
 
 const std::byte* ReplicatedPass::Gather(Stage stage, int layer, int64_t tokens, std::byte* send) {
@@ -141,15 +203,20 @@ const std::byte* ReplicatedPass::Gather(Stage stage, int layer, int64_t tokens, 
 }
 
 void ReplicatedPass::FindFaults() {
-  const int width = rank_.model().width;
-  for (size_t c = 0; c < plan_.chunks.size(); ++c) {
-    if (plan_.chunks[c].mode != TokenMode::kReplicated) continue;
-    // What is not finite in any token of a chunk or before it reaches the chunk's last one.
-    const float* row = ChunkHidden(static_cast<int>(c));
-    if (!std::all_of(row, row + width, [](float v) { return std::isfinite(v); })) {
-      result_.faults.push_back({static_cast<int>(c), rank_.model().layers - 1, -1});
-    }
+  constexpr int kPlaces[] = {ValueFault::kTokenQkv, ValueFault::kTokenAttention,
+                             ValueFault::kTokenOutput, ValueFault::kTokenFfn};
+  std::map<int, ValueFault> first;  // by entry
+  for (size_t i = 0; i < tokens_.size(); ++i) {
+    const Device::TokenFault& seen = (*faults_[i / kBatchTokens])[i % kBatchTokens];
+    const int chunk = tokens_[i].chunk;
+    if (seen.layer < 0 || Stopped(chunk)) continue;
+    const int entry =
+        chunk >= 0 ? chunk : static_cast<int>(plan_.chunks.size() + (i - first_decode_));
+    const ValueFault fault = {entry, seen.layer, kPlaces[static_cast<int>(seen.stage)]};
+    const auto [it, added] = first.try_emplace(entry, fault);
+    if (!added && IsEarlier(fault, it->second)) it->second = fault;
   }
+  for (const auto& [entry, fault] : first) result_.faults.push_back(fault);
 }
 
 const float* ReplicatedPass::ChunkHidden(int chunk) const {

@@ -4,6 +4,11 @@
 // not once a rank.
 //
 // Four all-gathers a layer: q, k, v rows; attention states; o rows; down's partial sums.
+//
+// A short chunk over a long cached prefix may take minutes, so chunks stop at a layer's bound as in
+// PrefillPass: the first all-gather of a layer carries each rank's wish in a RoundHeader, and what
+// layer l-2 said holds from layer l on, on every rank alike. Batches of decodes alone, which are
+// short, have no headers.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +16,9 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/stream/round_header.h"
 #include "engine/worker/rank.h"
+#include "engine/worker/workers.h"
 
 namespace ringfill {
 
@@ -19,8 +26,8 @@ namespace ringfill {
 // outlive what it has queued: destroy it when the stream has been synchronised.
 class ReplicatedPass {
  public:
-  ReplicatedPass(Rank& rank, const StepPlan& plan, StepTransfers& transfers,
-                 RankStepResult& result);
+  ReplicatedPass(Rank& rank, const StepPlan& plan, const StepControl& control,
+                 StepTransfers& transfers, RankStepResult& result);
 
   // Are there such tokens in the plan?
   static bool Needed(const StepPlan& plan);
@@ -30,7 +37,7 @@ class ReplicatedPass {
   absl::Status Run();
 
   // After Run: normalised final states, equal on every rank; [width]. Of a chunk's last position.
-  // REQUIRES: the chunk is replicated.
+  // REQUIRES: the chunk is replicated and was not stopped.
   const float* ChunkHidden(int chunk) const;
   const float* DecodeHidden(int decode) const;
 
@@ -48,6 +55,14 @@ class ReplicatedPass {
   void ListTokens();
   std::shared_ptr<const Device::TokenBatch> MakeBatch(size_t first, size_t last) const;
   absl::Status RunBatch(size_t first, size_t last);
+  RoundHeader Header(int layer, int source) const;
+  // Q, K and V of layer, gathered; with the headers of a batch that can be stopped.
+  const std::byte* GatherQkv(int layer, int64_t tokens, std::byte* send);
+  // What all ranks agreed on in `layer`; true when that stops more than was stopped before.
+  bool TakeStops(int layer);
+  bool Stopped(int chunk) const { return chunk >= 0 && ((stopped_ >> chunk) & 1); }
+  bool AllStopped(size_t first, size_t last) const;
+  uint64_t AskWhatToStop() const;
   // `send` holds this rank's part of a stage: what the next stage reads.
   const std::byte* Gather(Device::TokenStage stage, int layer, int64_t tokens, std::byte* send);
   void FindFaults();
@@ -55,13 +70,18 @@ class ReplicatedPass {
   Rank& rank_;
   const StepPlan& plan_;
   StepTransfers& transfers_;
+  const StepControl& control_;
   RankStepResult& result_;
   std::vector<Token> tokens_;
   std::vector<size_t> last_of_chunk_;  // [chunks] index of its last token
   size_t first_decode_ = 0;
   std::byte* send_[2] = {nullptr, nullptr};  // the second for one rank alone
   std::byte* gathered_ = nullptr;
-  std::vector<float> hidden_;  // [tokens][width]
+  std::vector<float> hidden_;                       // [tokens][width]
+  std::vector<std::shared_ptr<LayerFlags>> flags_;  // [layers queued] of a batch with chunks
+  uint64_t stopped_ = 0;                            // agreed by all ranks
+  using Faults = std::shared_ptr<std::vector<Device::TokenFault>>;
+  std::vector<Faults> faults_;  // [batches][tokens]
 };
 
 }  // namespace ringfill

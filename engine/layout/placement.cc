@@ -10,15 +10,14 @@ namespace ringfill {
 Placement::Placement(int ranks, int stripe_tokens)
     : Placement(ranks, stripe_tokens, HealthySlotMap(ranks)) {}
 
-Placement::Placement(int ranks, int stripe_tokens, std::vector<int> slot_map)
-    : ranks_(ranks), stripe_tokens_(stripe_tokens), slot_map_(std::move(slot_map)) {
-  RF_CHECK(ranks_ >= 1 && stripe_tokens_ >= 1 && !slot_map_.empty());
+Placement::Placement(int ranks, PlacementSpec spec) : ranks_(ranks), spec_(std::move(spec)) {
+  RF_CHECK(ranks_ >= 1 && stripe_tokens() >= 1 && slots() > 0);
   const int period = 2 * slots();
   period_rank_.resize(period);
   before_.assign(ranks_, std::vector<int>(period + 1, 0));
   stripes_.resize(ranks_);
   for (int k = 0; k < period; ++k) {
-    const int rank = slot_map_[SlotOfStripe(k)];
+    const int rank = spec_.slot_map[SlotOfStripe(k)];
     RF_CHECK(rank >= 0 && rank < ranks_);
     period_rank_[k] = rank;
     stripes_[rank].push_back(k);
@@ -45,9 +44,9 @@ int64_t Placement::StripesBefore(int rank, int64_t stripe) const {
 }
 
 int64_t Placement::TokensBefore(int rank, int64_t position) const {
-  const int64_t stripe = position / stripe_tokens_;
-  const int64_t partial = RankOfStripe(stripe) == rank ? position % stripe_tokens_ : 0;
-  return StripesBefore(rank, stripe) * stripe_tokens_ + partial;
+  const int64_t stripe = position / stripe_tokens();
+  const int64_t partial = RankOfStripe(stripe) == rank ? position % stripe_tokens() : 0;
+  return StripesBefore(rank, stripe) * stripe_tokens() + partial;
 }
 
 int64_t Placement::LocalToken(int64_t position) const {
@@ -63,8 +62,8 @@ int64_t Placement::StripeAt(int rank, int64_t local_stripe) const {
 }
 
 int64_t Placement::PositionAt(int rank, int64_t local_token) const {
-  return StripeAt(rank, local_token / stripe_tokens_) * stripe_tokens_ +
-         local_token % stripe_tokens_;
+  return StripeAt(rank, local_token / stripe_tokens()) * stripe_tokens() +
+         local_token % stripe_tokens();
 }
 
 }  // namespace ringfill

@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "engine/layout/placement_spec.h"
@@ -27,25 +28,30 @@ class Placement {
   // The healthy snake. REQUIRES: ranks >= 1, stripe_tokens >= 1.
   Placement(int ranks, int stripe_tokens);
   // Any map from slot to rank. REQUIRES: entries in [0, ranks); a rank may own no slot.
-  Placement(int ranks, int stripe_tokens, std::vector<int> slot_map);
-  Placement(int ranks, const PlacementSpec& spec)
-      : Placement(ranks, spec.stripe_tokens, spec.slot_map) {}
+  Placement(int ranks, int stripe_tokens, std::vector<int> slot_map)
+      : Placement(ranks, PlacementSpec{stripe_tokens, std::move(slot_map)}) {}
+  Placement(int ranks, PlacementSpec spec);
 
   int ranks() const { return ranks_; }
-  int stripe_tokens() const { return stripe_tokens_; }
-  int slots() const { return static_cast<int>(slot_map_.size()); }
-  const std::vector<int>& slot_map() const { return slot_map_; }
+  const PlacementSpec& spec() const { return spec_; }
+  int stripe_tokens() const { return spec_.stripe_tokens; }
+  int slots() const { return static_cast<int>(spec_.slot_map.size()); }
+  const std::vector<int>& slot_map() const { return spec_.slot_map; }
 
   int SlotOfStripe(int64_t stripe) const;
   int RankOfStripe(int64_t stripe) const;
   // The rank that keeps `position`.
-  int Home(int64_t position) const { return RankOfStripe(position / stripe_tokens_); }
+  int Home(int64_t position) const { return RankOfStripe(position / stripe_tokens()); }
 
   // How many stripes p' < stripe belong to `rank`.
   int64_t StripesBefore(int rank, int64_t stripe) const;
   // How many positions x < position belong to `rank`. Also the visible KV prefix on `rank` of a
   // causal query at position - 1.
   int64_t TokensBefore(int rank, int64_t position) const;
+  // How many pages of `page_tokens` tokens hold them.
+  int64_t PagesBefore(int rank, int64_t position, int page_tokens) const {
+    return (TokensBefore(rank, position) + page_tokens - 1) / page_tokens;
+  }
   // Index of `position` among its home's tokens: TokensBefore(Home(position), position).
   int64_t LocalToken(int64_t position) const;
   // Inverse: the stripe that is number `local_stripe` of `rank`.
@@ -56,8 +62,7 @@ class Placement {
 
  private:
   int ranks_;
-  int stripe_tokens_;
-  std::vector<int> slot_map_;              // [slots]
+  PlacementSpec spec_;
   std::vector<int> period_rank_;           // [2 * slots] rank of stripe k of a period
   std::vector<std::vector<int>> before_;   // [ranks][2 * slots + 1] stripes of the rank before k
   std::vector<std::vector<int>> stripes_;  // [ranks] the rank's stripes of a period, ascending

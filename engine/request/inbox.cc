@@ -67,6 +67,11 @@ void Inbox::NoteAdmitted(int64_t count) {
   queued_ -= count;
 }
 
+void Inbox::NoteRequeued(int64_t count) {
+  MutexLock lock(&mutex_);
+  queued_ += count;
+}
+
 void Inbox::NoteEnded(bool was_queued) {
   MutexLock lock(&mutex_);
   if (was_queued) --queued_;

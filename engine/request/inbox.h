@@ -47,6 +47,7 @@ class Inbox {
   bool AwaitArrival(const Instant* until);
   std::vector<Arrival> Take();
   void NoteAdmitted(int64_t count);
+  void NoteRequeued(int64_t count);  // admitted ones wait again
   void NoteEnded(bool was_queued);
   // From any thread: drains and makes AwaitArrival return false.
   void Stop();

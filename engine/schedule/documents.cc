@@ -28,8 +28,7 @@ PageRange PagesSeen(const PrefillChunk& chunk, const Placement& placement, int r
                     int64_t page_tokens) {
   const int64_t start = DocumentStart(chunk.document_starts, chunk.begin());
   const int64_t first = start == 0 ? 0 : placement.TokensBefore(rank, start) / page_tokens;
-  const int64_t last = placement.TokensBefore(rank, chunk.end()) + page_tokens - 1;
-  return {first, last / page_tokens - first};
+  return {first, placement.PagesBefore(rank, chunk.end(), static_cast<int>(page_tokens)) - first};
 }
 
 }  // namespace ringfill

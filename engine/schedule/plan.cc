@@ -26,15 +26,8 @@ StepPlan Scheduler::Plan() {
   plan.step = ++step_;
   plan.ranks = ranks();
   starved_.clear();
-  in_flight_.clear();
   PlanDecodes(plan);
   PlanChunks(plan);
-  for (const PrefillChunk& chunk : plan.chunks) {
-    for (const Span& span : chunk.spans) in_flight_[chunk.sequence].Add(span);
-  }
-  for (const DecodeToken& decode : plan.decodes) {
-    in_flight_[decode.sequence].Add({decode.position, decode.position + 1});
-  }
   if (options_.list_freed && !plan.empty()) {
     for (auto& allocator : allocators_) plan.freed.push_back(allocator->TakeFreed());
   }
@@ -42,10 +35,10 @@ StepPlan Scheduler::Plan() {
 }
 
 int Scheduler::PlacementIndex(const Sequence& sequence, StepPlan& plan) const {
-  PlacementSpec spec = {sequence.placement().stripe_tokens(), sequence.placement().slot_map()};
+  const PlacementSpec& spec = sequence.placement().spec();
   const auto it = std::find(plan.placements.begin(), plan.placements.end(), spec);
   const auto index = static_cast<int>(it - plan.placements.begin());
-  if (it == plan.placements.end()) plan.placements.push_back(std::move(spec));
+  if (it == plan.placements.end()) plan.placements.push_back(spec);
   return index;
 }
 

@@ -36,6 +36,9 @@ class Checker {
   }
 
  private:
+  // Are this rank's pages looked at?
+  bool Wanted(int rank) const { return limits_.rank.value_or(rank) == rank; }
+
   absl::Status CheckSizes() const {
     if (plan_.ranks != limits_.ranks) {
       return Refuse("ranks", absl::StrCat("is ", plan_.ranks, ", the ring has ", limits_.ranks));
@@ -105,10 +108,6 @@ class Checker {
     RF_RETURN_IF_ERROR(CheckTokens(chunk.tokens, name + ".tokens"));
     RF_RETURN_IF_ERROR(CheckTokens(chunk.targets, name + ".targets"));
     const auto tokens = static_cast<int64_t>(chunk.tokens.size());
-    chunk_tokens_ += tokens;
-    if (limits_.max_chunk_tokens > 0 && chunk_tokens_ > limits_.max_chunk_tokens) {
-      return Refuse(name + ".tokens", absl::StrCat("make ", chunk_tokens_, " in the step"));
-    }
     if (static_cast<int>(chunk.mode) >= kTokenModes) return Refuse(name + ".mode", "is unknown");
     if (static_cast<int>(chunk.strategy) >= kRingStrategies) {
       return Refuse(name + ".strategy", "is unknown");
@@ -182,9 +181,10 @@ class Checker {
       return Refuse(name + ".pages", absl::StrCat("are for ", table.size(), " ranks"));
     }
     for (int r = 0; r < limits_.ranks; ++r) {
+      if (!Wanted(r)) continue;
       const std::vector<PageId>& pages = table[static_cast<size_t>(r)];
-      const int64_t local = placements_[static_cast<size_t>(placement)].TokensBefore(r, tokens);
-      const int64_t needed = (local + limits_.page_tokens - 1) / limits_.page_tokens;
+      const int64_t needed =
+          placements_[static_cast<size_t>(placement)].PagesBefore(r, tokens, limits_.page_tokens);
       if (static_cast<int64_t>(pages.size()) < needed) {
         return Refuse(name + ".pages", absl::StrCat("are ", pages.size(), " on rank ", r, ", ",
                                                     needed, " are needed"));
@@ -226,6 +226,7 @@ class Checker {
 
   absl::Status CheckSharing() const {
     for (int r = 0; r < limits_.ranks; ++r) {
+      if (!Wanted(r)) continue;
       const auto pages = static_cast<size_t>(limits_.pages_per_rank);
       Uses uses = {std::vector<bool>(pages), std::vector<bool>(pages)};
       for (size_t c = 0; c < plan_.chunks.size(); ++c) {
@@ -248,8 +249,8 @@ class Checker {
     if (static_cast<int>(plan_.freed.size()) != limits_.ranks) {
       return Refuse("freed", absl::StrCat("is for ", plan_.freed.size(), " ranks"));
     }
-    for (const std::vector<PageId>& pages : plan_.freed) {
-      RF_RETURN_IF_ERROR(CheckPages(pages, "freed"));
+    for (int r = 0; r < limits_.ranks; ++r) {
+      if (Wanted(r)) RF_RETURN_IF_ERROR(CheckPages(plan_.freed[static_cast<size_t>(r)], "freed"));
     }
     return absl::OkStatus();
   }
@@ -258,7 +259,6 @@ class Checker {
   const PlanLimits& limits_;
   std::vector<Placement> placements_;
   std::set<SequenceId> sequences_;
-  int64_t chunk_tokens_ = 0;
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include "base/status.h"
 #include "engine/schedule/step_plan.h"
@@ -15,8 +16,9 @@ struct PlanLimits {
   int page_tokens = 64;
   int64_t pages_per_rank = 0;
   int64_t vocab = 0;
-  int64_t max_positions = 0;     // of a sequence
-  int64_t max_chunk_tokens = 0;  // of a step, over its chunks; 0: no bound but the others
+  int64_t max_positions = 0;  // of a sequence
+  // Whose pages are looked at; unset: those of all ranks. A rank never touches another's.
+  std::optional<int> rank = std::nullopt;
 };
 
 // Slots of a placement; far above kSlotsPerRank times the most ranks.

@@ -19,8 +19,6 @@ bool IsIdentity(std::span<const int> from) {
 
 Regrouped Scheduler::Regroup(std::span<const int> from, std::vector<int> slot_map) {
   RF_CHECK(!from.empty() && unfit_.empty());
-  for (auto& [id, spans] : in_flight_) running_.at(id).MarkTorn(spans);
-  in_flight_.clear();
   starved_.clear();
   Regrouped out;
   if (IsIdentity(from) && static_cast<int>(from.size()) == ranks() && slot_map == slot_map_) {
@@ -45,9 +43,9 @@ Regrouped Scheduler::Regroup(std::span<const int> from, std::vector<int> slot_ma
   for (auto& [id, sequence] : running_) move(sequence);
   for (Sequence& sequence : queue_) move(sequence);
   FitRunning();
+  out.requeued = Requeue();
   for (Sequence& sequence : queue_) {
-    const int64_t tokens = ReservedTokens(sequence.prompt_tokens(), sequence.spec().max_new_tokens);
-    if (CheckPool(sequence.placement(), tokens).ok()) continue;
+    if (CheckPool(sequence.placement(), AdmissionTokens(sequence)).ok()) continue;
     sequence.DropPages();
     unfit_.insert(sequence.id());
   }
@@ -71,11 +69,23 @@ void Scheduler::FitRunning() {
     // The youngest make room for the older.
     for (auto last = running_.rbegin(); !sequence.ExtendTo(tokens).ok(); ++last) {
       RF_CHECK(last != running_.rend());
-      last->second.DropPages();
-      unfit_.insert(last->first);
+      last->second.LosePages();
       if (last->first == it->first) break;
     }
   }
+}
+
+std::vector<SequenceId> Scheduler::Requeue() {
+  std::vector<SequenceId> requeued;
+  // Only the youngest have lost all, so the queue stays in order of arrival.
+  while (!running_.empty() && running_.rbegin()->second.reserved_tokens() == 0) {
+    const auto last = std::prev(running_.end());
+    if (unfit_.contains(last->first)) break;
+    requeued.insert(requeued.begin(), last->first);
+    queue_.push_front(std::move(last->second));
+    running_.erase(last);
+  }
+  return requeued;
 }
 
 }  // namespace ringfill

@@ -25,12 +25,11 @@ std::unique_ptr<PageAllocator> Scheduler::NewAllocator() const {
 }
 
 std::shared_ptr<const Placement> Scheduler::PlacementFor(int64_t prompt_tokens) {
-  const PlacementSpec spec = MakePlacement(options_.layout, slot_map_, options_.stripe_tokens,
-                                           options_.page_tokens, prompt_tokens);
+  PlacementSpec spec = MakePlacement(options_.layout, slot_map_, options_.stripe_tokens,
+                                     options_.page_tokens, prompt_tokens);
   if (last_placement_ == nullptr || last_placement_->ranks() != ranks() ||
-      last_placement_->stripe_tokens() != spec.stripe_tokens ||
-      last_placement_->slot_map() != spec.slot_map) {
-    last_placement_ = std::make_shared<const Placement>(ranks(), spec);
+      last_placement_->spec() != spec) {
+    last_placement_ = std::make_shared<const Placement>(ranks(), std::move(spec));
   }
   return last_placement_;
 }
@@ -41,10 +40,14 @@ int64_t Scheduler::ReservedTokens(int64_t prompt_tokens, int64_t max_new_tokens)
          std::max<int64_t>(0, std::min(max_new_tokens - 1, options_.decode_reserve_tokens));
 }
 
+int64_t Scheduler::AdmissionTokens(const Sequence& sequence) const {
+  return std::max(ReservedTokens(sequence.prompt_tokens(), sequence.spec().max_new_tokens),
+                  sequence.known_tokens());
+}
+
 absl::Status Scheduler::CheckPool(const Placement& placement, int64_t tokens) const {
   for (int r = 0; r < placement.ranks(); ++r) {
-    const int64_t local = placement.TokensBefore(r, tokens);
-    const int64_t needed = (local + options_.page_tokens - 1) / options_.page_tokens;
+    const int64_t needed = placement.PagesBefore(r, tokens, options_.page_tokens);
     if (needed > options_.pages_per_rank) {
       return absl::ResourceExhaustedError(absl::StrCat(
           "the request needs ", needed, " KV pages on rank ", r, " for ", tokens,
@@ -79,7 +82,7 @@ std::vector<SequenceId> Scheduler::Admit() {
   if (!starved_.empty()) return admitted;
   while (!queue_.empty() && running() < options_.max_running) {
     Sequence& next = queue_.front();
-    const int64_t tokens = ReservedTokens(next.prompt_tokens(), next.spec().max_new_tokens);
+    const int64_t tokens = AdmissionTokens(next);
     bool fits = next.ExtendTo(tokens).ok();
     // Pages that wait in the queue are a gain, no claim: nothing may wait for them for ever.
     for (size_t i = queue_.size(); !fits && running_.empty() && i-- > 1;) {
@@ -98,7 +101,6 @@ std::vector<SequenceId> Scheduler::Admit() {
 
 void Scheduler::Remove(SequenceId id) {
   running_.erase(id);
-  in_flight_.erase(id);
   unfit_.erase(id);
   std::erase_if(queue_, [id](const Sequence& sequence) { return sequence.id() == id; });
 }
@@ -115,7 +117,14 @@ void Scheduler::Commit(const StepPlan& plan) {
     const Span span = {decode.position, decode.position + 1};
     recomputed_ += it->second.MarkComputed({&span, 1}, false);
   }
-  in_flight_.clear();
+}
+
+void Scheduler::Abandon(const StepPlan& plan) {
+  for (const PrefillChunk& chunk : plan.chunks) running_.at(chunk.sequence).MarkTorn(chunk.spans);
+  for (const DecodeToken& decode : plan.decodes) {
+    const Span span = {decode.position, decode.position + 1};
+    running_.at(decode.sequence).MarkTorn({&span, 1});
+  }
 }
 
 void Scheduler::AppendToken(SequenceId id, TokenId token) {
@@ -127,6 +136,9 @@ void Scheduler::AppendToken(SequenceId id, TokenId token) {
 void Scheduler::SetPaused(SequenceId id, bool paused) {
   const auto it = running_.find(id);
   if (it != running_.end()) it->second.paused = paused;
+  for (Sequence& sequence : queue_) {
+    if (sequence.id() == id) sequence.paused = paused;  // it ran before
+  }
 }
 
 std::vector<int64_t> Scheduler::PagesOf(SequenceId id) const {

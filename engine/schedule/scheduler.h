@@ -46,7 +46,10 @@ struct Regrouped {
     std::vector<Span> spans;  // were in the cache, will be computed again
   };
   std::vector<Loss> lost;  // of running and queued sequences that lost anything, by id
-  // Sequences that the new ring has no room for, oldest first. They hold no pages any more and are
+  // The youngest of those that ran, when the new ring cannot hold all: they made room for the older
+  // ones, hold no pages any more, and wait at the queue's front with what they have generated.
+  std::vector<SequenceId> requeued;
+  // Sequences that the new ring can never hold, oldest first. They hold no pages any more and are
   // to be removed before anything else is asked of the scheduler.
   std::vector<SequenceId> unfit;
 };
@@ -65,7 +68,8 @@ class Scheduler {
   // Appends to the queue. REQUIRES: CheckFits passed, the id is above all before.
   void Enqueue(SequenceSpec spec);
   // Moves sequences from the queue's front to running while pages for the whole prompt and a decode
-  // reserve can be had and none of those running waits for a page; returns them.
+  // reserve (or for what it has generated, when it ran before) can be had and none of those running
+  // waits for a page; returns them.
   std::vector<SequenceId> Admit();
   // Takes a sequence out, queued or running, and releases its pages. Unknown ids are ignored.
   void Remove(SequenceId id);
@@ -76,12 +80,14 @@ class Scheduler {
   StepPlan Plan();
   // The plan was executed, except for chunks that the caller took out.
   void Commit(const StepPlan& plan);
+  // The plan's step failed: what it was to write may be half written, and counts as not computed.
+  void Abandon(const StepPlan& plan);
   // The token that follows a sequence's last one. REQUIRES: nothing of it is missing.
   void AppendToken(SequenceId id, TokenId token);
   // Paused sequences are not decoded (their client does not read).
   void SetPaused(SequenceId id, bool paused);
 
-  // Moves everything to the ring of a new epoch, after a failed step (which is not committed) or
+  // Moves everything to the ring of a new epoch, after a failed step (which is abandoned) or
   // between steps, to let newcomers in. from[r]: see Workers::Reform. Pages stay where they are
   // when their new rank is the old one; the others are made anew and what they held is missing.
   // Where stripes are no whole pages nothing stays, unless no rank has changed.
@@ -118,6 +124,8 @@ class Scheduler {
   std::unique_ptr<PageAllocator> NewAllocator() const;
   std::shared_ptr<const Placement> PlacementFor(int64_t prompt_tokens);
   int64_t ReservedTokens(int64_t prompt_tokens, int64_t max_new_tokens) const;
+  // What it needs pages for to run.
+  int64_t AdmissionTokens(const Sequence& sequence) const;
   absl::Status CheckPool(const Placement& placement, int64_t tokens) const;
 
   // plan.cc
@@ -129,6 +137,7 @@ class Scheduler {
 
   // regroup.cc
   void FitRunning();
+  std::vector<SequenceId> Requeue();
 
   const SchedulerOptions options_;
   const WayChooser& chooser_;
@@ -138,9 +147,8 @@ class Scheduler {
   std::deque<Sequence> queue_;
   std::map<SequenceId, Sequence> running_;  // ids ascend with arrival
   std::vector<SequenceId> starved_;
-  std::map<SequenceId, SpanSet> in_flight_;  // of the last plan, until it is committed
-  std::set<SequenceId> unfit_;               // named by Regroup and still here
-  SequenceId last_decoded_ = 0;              // of a step that had no place for all
+  std::set<SequenceId> unfit_;   // named by Regroup and still here
+  SequenceId last_decoded_ = 0;  // of a step that had no place for all
   uint64_t step_ = 0;
   int64_t recomputed_ = 0;
 

@@ -117,15 +117,15 @@ int64_t Sequence::MarkComputed(std::span<const Span> spans, bool scored) {
   return again;
 }
 
-void Sequence::MarkTorn(const SpanSet& spans) {
-  for (const Span& span : spans.spans()) {
+void Sequence::MarkTorn(std::span<const Span> spans) {
+  for (const Span& span : spans) {
     RF_CHECK(missing_.Within(span).size() == span.size());
     repair_.Add(span);
   }
 }
 
 int64_t Sequence::PagesFor(int rank, int64_t tokens) const {
-  return (placement_->TokensBefore(rank, tokens) + page_tokens_ - 1) / page_tokens_;
+  return placement_->PagesBefore(rank, tokens, page_tokens_);
 }
 
 absl::Status Sequence::ExtendTo(int64_t tokens) {
@@ -159,6 +159,12 @@ void Sequence::DropPages() {
   reserved_ = 0;
 }
 
+void Sequence::LosePages() {
+  const SpanSet valid = Valid();
+  for (const Span& span : valid.spans()) repair_.Add(span);
+  DropPages();
+}
+
 bool Sequence::PagesAligned(const Placement& placement) const {
   return placement.stripe_tokens() % page_tokens_ == 0;
 }
@@ -168,8 +174,8 @@ SpanSet Sequence::MoveTo(std::shared_ptr<const Placement> placement, std::span<c
   const int64_t tokens = std::max(reserved_, prompt_tokens());
   std::vector<std::vector<PageId>> kept(from.size());
   for (size_t r = 0; r < from.size(); ++r) {
-    const int64_t local = placement->TokensBefore(static_cast<int>(r), tokens);
-    kept[r].assign(static_cast<size_t>((local + page_tokens_ - 1) / page_tokens_), kNoPage);
+    const int64_t pages = placement->PagesBefore(static_cast<int>(r), tokens, page_tokens_);
+    kept[r].assign(static_cast<size_t>(pages), kNoPage);
   }
   SpanSet gone;
   if (!PagesAligned(*placement_) || !PagesAligned(*placement)) gone.Add({0, tokens});

@@ -55,7 +55,7 @@ class Sequence {
   // `spans` were computed. Returns how many of them had been before.
   int64_t MarkComputed(std::span<const Span> spans, bool scored);
   // `spans` may be half written: they will be computed again.
-  void MarkTorn(const SpanSet& spans);
+  void MarkTorn(std::span<const Span> spans);
   // Prompt positions below this are scored.
   int64_t scored_until() const { return scored_until_; }
 
@@ -69,6 +69,8 @@ class Sequence {
   const std::vector<PageList>& pages() const { return pages_; }
   // Lets go of all pages; everything known is missing.
   void DropPages();
+  // The same, of a sequence that computed what they hold.
+  void LosePages();
   // The same sequence on another ring: see Scheduler::Regroup. `allocators`: of the new ranks.
   // Returns what was valid and is lost.
   SpanSet MoveTo(std::shared_ptr<const Placement> placement, std::span<const int> from,

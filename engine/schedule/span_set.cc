@@ -38,12 +38,6 @@ int64_t SpanSet::size() const {
   return size;
 }
 
-bool SpanSet::Contains(int64_t position) const {
-  const auto it = std::upper_bound(spans_.begin(), spans_.end(), position,
-                                   [](int64_t p, const Span& s) { return p < s.end; });
-  return it != spans_.end() && it->begin <= position;
-}
-
 SpanSet SpanSet::First(int64_t n) const {
   SpanSet first;
   for (const Span& span : spans_) {

@@ -21,7 +21,6 @@ class SpanSet {
   int64_t size() const;  // positions
   // REQUIRES: not empty.
   int64_t front() const { return spans_.front().begin; }
-  bool Contains(int64_t position) const;
   const std::vector<Span>& spans() const { return spans_; }
 
   // The first `n` positions, all when there are fewer.

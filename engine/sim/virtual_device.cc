@@ -203,6 +203,11 @@ void VirtualDevice::BeginTokens(std::shared_ptr<const TokenBatch> batch) {
   RunOp(OpKind::kEmbed, -1, cost_.Embed(tokens_->tokens()));
 }
 
+void VirtualDevice::StopTokens(std::shared_ptr<const TokenBatch> rest) {
+  tokens_ = std::move(rest);
+  CountTokens();
+}
+
 void VirtualDevice::CountTokens() {
   token_keys_ = token_tile_keys_ = 0;
   token_pairs_ = 0;

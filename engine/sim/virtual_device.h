@@ -57,6 +57,7 @@ class VirtualDevice : public Device {
 
   size_t TokenBytes(TokenStage stage, int64_t tokens, int ranks) const override;
   void BeginTokens(std::shared_ptr<const TokenBatch> batch) override;
+  void StopTokens(std::shared_ptr<const TokenBatch> rest) override;
   void TokenQkv(int layer, std::byte* send) override;
   void TokenAttend(int layer, const std::byte* gathered, std::byte* send) override;
   void TokenOutput(int layer, const std::byte* gathered, std::byte* send) override;

@@ -270,6 +270,7 @@ class VirtualCommunicator final : public Communicator {
     return Start(std::move(job), args.after, args.deadline);
   }
 
+  // The limit of the wait is on the machine's clock, for peers that never come in simulated time.
   absl::Status Barrier(Instant deadline) override {
     auto job = std::make_shared<Job>();
     job->label.kind = OpKind::kAllGather;

@@ -26,7 +26,13 @@ struct RoundHeader {
 static_assert(sizeof(RoundHeader) == 64);
 
 // What the payload is.
-enum class RoundKind : uint32_t { kKvShard = 0, kKvRows = 1, kQueries = 2, kStates = 3 };
+enum class RoundKind : uint32_t {
+  kKvShard = 0,
+  kKvRows = 1,
+  kQueries = 2,
+  kStates = 3,
+  kTokens = 4,
+};
 
 // DATA_LOSS naming the field when `got` is not the buffer that was expected here (checksum and
 // stop_mask are not compared).

@@ -15,8 +15,6 @@ namespace {
 constexpr uint32_t kJoinMagic = 0x4a524652;  // "RFRJ"
 constexpr size_t kDeviceNumbers = 11;
 constexpr size_t kMaxFigures = kDeviceNumbers * kMaxMembers + 2 * kMaxMembers * kMaxMembers + 2;
-constexpr int kDTypes = 2;
-constexpr int kIsas = 4;
 constexpr int kMaxThreads = 1024;
 
 constexpr const char* kNames[] = {"JOIN",    "WELCOME",  "REFUSED",  "READY",  "FORM",    "FORMED",
@@ -142,7 +140,7 @@ void Fields(C& c, M& m) {
     c.Text(m.model_name, "model name");
     c.Enum(m.dtype, 3, "compute type");
     c.Enum(m.kv_dtype, 3, "KV type");
-    c.Enum(m.best_isa, kIsas, "instruction set");
+    c.Enum(m.best_isa, kCpuIsas, "instruction set");
     c.Text(m.data_address, "data address");
     c.Text(m.host, "host");
     c.Number(m.pid, "pid", int64_t{0}, kMost64);
@@ -153,7 +151,7 @@ void Fields(C& c, M& m) {
     c.Bytes(m.model_digest, "model digest");
     c.Enum(m.dtype, kDTypes, "compute type");
     c.Enum(m.kv_dtype, kDTypes, "KV type");
-    c.Enum(m.isa, kIsas, "instruction set");
+    c.Enum(m.isa, kCpuIsas, "instruction set");
     c.Bool(m.strict, "strict");
     c.Number(m.page_tokens, "page tokens", 16, 1 << 20);
     c.Number(m.pages, "pages", int64_t{0}, int64_t{1} << 31);

@@ -29,9 +29,7 @@ Duration PeerTimeout(const RankOptions& options, const StepPlan& plan) {
   }
   const double layer = c.pair_operations() * attention + 2.0 * rows * c.layer_weights();
   const double head = 2.0 * head_rows * c.width * static_cast<double>(c.vocab);
-  const auto predicted = std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>((layer + head) / options.floor_operations_per_s));
-  return std::max(options.min_round_timeout, predicted);
+  return std::max(options.min_round_timeout, FromSeconds((layer + head) / kFloorOperationsPerS));
 }
 
 Rank::Rank(const RankOptions& options, Device& device, Communicator* comm)

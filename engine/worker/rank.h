@@ -28,15 +28,17 @@ struct RankOptions {
   KvGeometry geometry;
   const Clock* clock = &Clock::Real();
   Duration min_round_timeout = std::chrono::seconds(30);
-  // A rank that computes slower than this is taken for stuck. The slowest core seen does thirty
-  // times as much in float32.
-  double floor_operations_per_s = 0.5e9;
   // Most that gather-KV may hold of one layer on a rank; beyond it, shards go round the ring.
   size_t gather_bytes = size_t{256} << 20;
 };
 
+// A rank that computes slower than this is taken for stuck. The slowest core seen does thirty times
+// as much in float32.
+inline constexpr double kFloorOperationsPerS = 0.5e9;
+
 // How long a rank waits for a peer in this step: what the step's work of one layer, or of the
-// output head, takes a rank that has all of it at the floor rate; at least min_round_timeout.
+// output head, takes a rank that has all of it at kFloorOperationsPerS; at least
+// min_round_timeout.
 Duration PeerTimeout(const RankOptions& options, const StepPlan& plan);
 
 // Used by the rank's own host thread. `device` and `comm` must outlive it.

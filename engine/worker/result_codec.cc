@@ -84,8 +84,8 @@ std::string EncodeResult(const RankStepResult& result) {
   PutTimes(result, out);
   out.Put(result.stopped_mask);
   out.PutCount(result.faults.size());
-  for (const ChunkFault& fault : result.faults) {
-    out.Put(int32_t{fault.chunk});
+  for (const ValueFault& fault : result.faults) {
+    out.Put(int32_t{fault.entry});
     out.Put(int32_t{fault.layer});
     out.Put(int32_t{fault.round});
   }
@@ -120,8 +120,8 @@ absl::StatusOr<RankStepResult> DecodeResult(std::string_view bytes) {
   GetTimes(in, result);
   result.stopped_mask = in.Get<uint64_t>("stopped_mask");
   result.faults.resize(in.GetCount(kFaultBytes, "faults"));
-  for (ChunkFault& fault : result.faults) {
-    fault.chunk = in.Get<int32_t>("fault.chunk");
+  for (ValueFault& fault : result.faults) {
+    fault.entry = in.Get<int32_t>("fault.entry");
     fault.layer = in.Get<int32_t>("fault.layer");
     fault.round = in.Get<int32_t>("fault.round");
   }
@@ -142,9 +142,11 @@ absl::StatusOr<RankStepResult> DecodeResult(std::string_view bytes) {
 
 absl::Status CheckResult(const RankStepResult& result, const StepPlan& plan, int64_t vocab) {
   const auto chunks = static_cast<int>(plan.chunks.size());
+  const auto decodes = static_cast<int>(plan.decodes.size());
   const auto in_plan = [&](int chunk) { return chunk >= 0 && chunk < chunks; };
-  for (const ChunkFault& fault : result.faults) {
-    if (!in_plan(fault.chunk)) return Refuse("fault.chunk", absl::StrCat("is ", fault.chunk));
+  for (const ValueFault& fault : result.faults) {
+    if (fault.entry < 0 || fault.entry >= chunks + decodes)
+      return Refuse("fault.entry", absl::StrCat("is ", fault.entry));
   }
   for (const ScoredToken& score : result.scores) {
     if (!in_plan(score.chunk)) return Refuse("score.chunk", absl::StrCat("is ", score.chunk));

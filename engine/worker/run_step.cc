@@ -77,7 +77,7 @@ absl::Status Step::RunPasses() {
     TakeTimes(result_.prefill_busy_s, result_.prefill_wait_s);
   }
   if (ReplicatedPass::Needed(plan_)) {
-    replicated_.emplace(rank_, plan_, transfers_, result_);
+    replicated_.emplace(rank_, plan_, control_, transfers_, result_);
     RF_RETURN_IF_ERROR(replicated_->Run());
     TakeTimes(result_.decode_busy_s, result_.decode_wait_s);
   }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -17,12 +18,22 @@ struct ScoredToken {
   float logprob = 0;     // natural, of the token after it
 };
 
-// A value of a chunk that is not finite.
-struct ChunkFault {
-  int chunk = 0;
+// The first value of a sequence that is not finite, as this rank saw it.
+struct ValueFault {
+  // Where in the layer; rounds of the ring's attention are their number, from 0 on.
+  static constexpr int kProducts = -1;
+  // Of replicated tokens: in this rank's part of a stage (Device::TokenStage), in order.
+  static constexpr int kTokenQkv = -2, kTokenAttention = -3, kTokenOutput = -4, kTokenFfn = -5;
+
+  int entry = 0;  // of the plan: its chunks, then its decodes
   int layer = 0;
-  int round = -1;  // of the ring; -1: in the products
+  int round = kProducts;
 };
+// "layer 3, ring round 1".
+std::string DescribePlace(const ValueFault& fault);
+// Did `a` come before `b` in the step? Values that are not finite spread, so the first place of all
+// ranks is where it began.
+bool IsEarlier(const ValueFault& a, const ValueFault& b);
 
 struct RankStepResult {
   absl::Status status;
@@ -35,7 +46,7 @@ struct RankStepResult {
   std::vector<double> round_seconds;  // transfer time of each ring round
   WorkCounters work;
   uint64_t stopped_mask = 0;  // chunks that all ranks stopped working on
-  std::vector<ChunkFault> faults;
+  std::vector<ValueFault> faults;
   // Logits of this rank's vocabulary slice: [logit rows][vocab_end - vocab_begin]. Rows: chunks
   // that want logits and were not stopped, then decodes, in plan order.
   int64_t vocab_begin = 0, vocab_end = 0;

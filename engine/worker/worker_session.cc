@@ -330,7 +330,8 @@ PlanLimits WorkerSession::LimitsOfPlans() const {
           .pages_per_rank = machine_->device.pages(),
           .vocab = parts_.model->config().vocab,
           // No sequence is longer than all pages hold.
-          .max_positions = machine_->device.pages() * ranks * geometry.page_tokens};
+          .max_positions = machine_->device.pages() * ranks * geometry.page_tokens,
+          .rank = machine_->rank.index()};
 }
 
 absl::StatusOr<std::vector<double>> WorkerSession::MeasureFigures(Duration limit) {

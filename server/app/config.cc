@@ -135,6 +135,7 @@ absl::Status SettleConfig(Config& config) {
   RF_RETURN_IF_ERROR(Expand(config, "model.path", config.model_path));
   RF_RETURN_IF_ERROR(Expand(config, "ring.secret_file", config.ring_secret_file));
   RF_RETURN_IF_ERROR(Expand(config, "trace.path", config.trace_path));
+  RF_RETURN_IF_ERROR(Expand(config, "debug.plan_log", config.debug_plan_log));
   if (config.model_path.empty()) {
     return PathError(config, "model.path",
                      " is not set; name a GGUF file, for example --set model.path=model.gguf");

@@ -61,6 +61,8 @@ struct Config {
   double ring_heartbeat_timeout_s = 0;
   std::string trace_path;  // empty: off
   int64_t trace_max_spans = 0;
+  std::string debug_plan_log;  // empty: off
+  int64_t debug_plan_log_max_bytes = 0;
 
   // Not a key: "file:line" of each key that a file set last, by the key's name.
   std::map<std::string, std::string, std::less<>> origins;

@@ -197,6 +197,17 @@ std::vector<ConfigKey> TraceKeys() {
   };
 }
 
+std::vector<ConfigKey> DebugKeys() {
+  return {
+      Text("debug.plan_log", ConfigKind::kText, "", &Config::debug_plan_log,
+           "File that records every step and what came of it, for ringfilld replay; it holds the "
+           "prompts' tokens. The log of the run before becomes FILE.1. \"\" is off."),
+      Bytes("debug.plan_log_max_bytes", "1GiB", &Config::debug_plan_log_max_bytes, 65536, kMaxBytes,
+            "Size at which the log ends; a step takes some 100 bytes and 4 for each KV page of its "
+            "requests."),
+  };
+}
+
 size_t EditDistance(std::string_view a, std::string_view b) {
   std::vector<size_t> row(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -219,7 +230,7 @@ std::string_view LastPart(std::string_view name) { return name.substr(name.rfind
 std::span<const ConfigKey> ConfigTable() {
   static const std::vector<ConfigKey>* const table = [] {
     auto* all = new std::vector<ConfigKey>(ServerKeys());
-    for (auto section : {ModelKeys, CacheKeys, RingKeys, TraceKeys}) {
+    for (auto section : {ModelKeys, CacheKeys, RingKeys, TraceKeys, DebugKeys}) {
       for (ConfigKey& key : section()) all->push_back(std::move(key));
     }
     return all;

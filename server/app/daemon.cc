@@ -56,8 +56,7 @@ void SetUpGrpcOnce() {
 }
 
 Duration SlowClientTimeout(const Config& config) {
-  return std::chrono::duration_cast<Duration>(
-      std::chrono::duration<double>(config.server_slow_client_timeout_s));
+  return FromSeconds(config.server_slow_client_timeout_s);
 }
 
 std::string WithPort(const std::string& listen, int port) {

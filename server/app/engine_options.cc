@@ -43,10 +43,6 @@ std::optional<RingStrategy> ToStrategy(const std::string& name) {
   return std::nullopt;  // auto
 }
 
-Duration ToDuration(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
-
 }  // namespace
 
 absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
@@ -74,9 +70,11 @@ absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
   options.max_queued_requests = config.scheduler_max_queued_requests;
   options.max_running_requests = config.scheduler_max_running_requests;
   options.outbox_events = static_cast<size_t>(config.server_outbox_events);
-  options.slow_client_timeout = ToDuration(config.server_slow_client_timeout_s);
+  options.slow_client_timeout = FromSeconds(config.server_slow_client_timeout_s);
   options.min_round_timeout = std::chrono::milliseconds(config.ring_min_round_timeout_ms);
   options.expanded_weight_bytes = config.compute_expanded_weight_bytes;
+  options.plan_log_path = config.debug_plan_log;
+  options.plan_log_max_bytes = config.debug_plan_log_max_bytes;
   return options;
 }
 

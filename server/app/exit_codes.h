@@ -3,11 +3,12 @@
 
 namespace ringfill {
 
-inline constexpr int kExitOk = 0;      // stopped by SIGTERM or SIGINT, or nothing to serve
-inline constexpr int kExitConfig = 2;  // bad usage or configuration, address in use
-inline constexpr int kExitModel = 3;   // the model cannot be loaded
+inline constexpr int kExitOk = 0;       // stopped by SIGTERM or SIGINT, or nothing to serve
+inline constexpr int kExitConfig = 2;   // bad usage or configuration, address in use
+inline constexpr int kExitModel = 3;    // the model cannot be loaded
+inline constexpr int kExitDiffers = 1;  // of ringfilld replay: other results than the log has
 // Of ringfilld worker.
-inline constexpr int kExitRefused = 4;     // it does not fit its leader
+inline constexpr int kExitRefused = 4;     // it does not fit its leader; of replay: its log
 inline constexpr int kExitLeaderGone = 5;  // the leader is gone, or was never reached
 
 }  // namespace ringfill

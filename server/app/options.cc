@@ -22,9 +22,10 @@ Examples:
   ringfilld --config my.yaml --check-config
   ringfilld --print-config > my.yaml
   ringfilld worker --help        a rank as a process of its own, here or on another host
+  ringfilld replay --help        runs the steps of a debug.plan_log again and compares
 
 Exit codes: 0 stopped by a signal, 2 bad usage or configuration (also: an address cannot be bound),
-3 the model cannot be loaded. Those of ringfilld worker are in its --help.)";
+3 the model cannot be loaded. Those of ringfilld worker and replay are in their --help.)";
 
 struct RawOptions {
   std::string config_file;

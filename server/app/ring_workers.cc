@@ -1,21 +1,12 @@
 #include "server/app/ring_workers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
 #include "engine/worker/process_workers.h"
 #include "server/text.h"
 
 namespace ringfill {
-namespace {
-
-Duration ToDuration(double seconds) {
-  return std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds));
-}
-
-}  // namespace
-
 absl::StatusOr<WorkersFactory> MakeWorkersFactory(const Config& config,
                                                   const EngineOptions& options,
                                                   std::shared_ptr<const Model> model,
@@ -34,10 +25,10 @@ absl::StatusOr<WorkersFactory> MakeWorkersFactory(const Config& config,
   // The running program, even when its file has been replaced by a newer one.
   roster.command = {"/proc/self/exe", "worker", "--set", Concat("log.level=", config.log_level)};
   roster.model_path = config.model_path;
-  roster.join_timeout = ToDuration(config.ring_join_timeout_s);
-  roster.most_backoff = ToDuration(config.ring_max_restart_pause_s);
+  roster.join_timeout = FromSeconds(config.ring_join_timeout_s);
+  roster.most_backoff = FromSeconds(config.ring_max_restart_pause_s);
   roster.first_backoff = std::min(roster.first_backoff, roster.most_backoff);
-  roster.heartbeat_timeout = ToDuration(config.ring_heartbeat_timeout_s);
+  roster.heartbeat_timeout = FromSeconds(config.ring_heartbeat_timeout_s);
   return [roster, model = std::move(model), isa = options.isa,
           expanded = options.expanded_weight_bytes,
           &metrics](const WorkersSpec& spec, const EngineInfo& info) {

@@ -1,6 +1,5 @@
 #include "server/app/run.h"
 
-#include <chrono>
 #include <cstring>
 #include <iostream>
 #include <utility>
@@ -12,6 +11,7 @@
 #include "server/app/file_limit.h"
 #include "server/app/logging.h"
 #include "server/app/options.h"
+#include "server/app/replay.h"
 #include "server/app/signals.h"
 #include "server/app/worker.h"
 
@@ -41,8 +41,7 @@ int Serve(const Config& config) {
   const int signal = signals.WaitFirst();
   Log(LogLevel::kInfo, "stopping",
       {{"signal", strsignal(signal)}, {"drain_timeout_s", config.server_drain_timeout_s}});
-  daemon.Shutdown(std::chrono::duration_cast<Duration>(
-                      std::chrono::duration<double>(config.server_drain_timeout_s)),
+  daemon.Shutdown(FromSeconds(config.server_drain_timeout_s),
                   [&signals] { return signals.second(); });
   started->reset();
   Log(LogLevel::kInfo, "stopped");
@@ -53,6 +52,7 @@ int Serve(const Config& config) {
 
 int RunDaemon(int argc, const char* const* argv) {
   if (argc > 1 && std::strcmp(argv[1], "worker") == 0) return RunWorker(argc - 1, argv + 1);
+  if (argc > 1 && std::strcmp(argv[1], "replay") == 0) return RunReplay(argc - 1, argv + 1);
   const ParsedCommandLine command_line = ParseCommandLine(argc, argv);
   if (!command_line.options) return command_line.exit_code;
   const DaemonOptions& options = *command_line.options;

@@ -107,8 +107,7 @@ absl::StatusOr<WorkerOptions> ToWorkerOptions(const RawOptions& raw, const Confi
                        .best_isa = engine.isa,
                        .data_host = raw.listen_host,
                        .rejoin = raw.secret_fd < 0,
-                       .join_limit = std::chrono::duration_cast<Duration>(
-                           std::chrono::duration<double>(config.ring_join_timeout_s))};
+                       .join_limit = FromSeconds(config.ring_join_timeout_s)};
 }
 
 int ExitCode(WorkerEnd end) {

@@ -28,8 +28,7 @@ class TraceCall final : public Tracer::Listener,
     absl::Status status = absl::InvalidArgumentError(
         Concat("seconds is ", seconds, "; it must be above 0 and at most ", kMaxSeconds));
     if (seconds > 0 && seconds <= kMaxSeconds) {
-      status = services_.tracer.Record(
-          std::chrono::duration_cast<Duration>(std::chrono::duration<double>(seconds)), self_);
+      status = services_.tracer.Record(FromSeconds(seconds), self_);
     }
     if (!status.ok()) End(std::move(status));
   }

@@ -89,6 +89,55 @@ INSTANTIATE_TEST_SUITE_P(Steps, EngineLostRankTest,
                          testing::Combine(testing::Values(2, 3, 5),
                                           testing::Values(2, 5, 9, 12, 30)));
 
+// Two requests fit on three ranks, one at a time on two.
+TEST(EngineSmallerRingTest, WhatDoesNotFitNowWaitsAndGoesOnWhenOthersHaveEnded) {
+  TinyModelOptions tiny;
+  EngineOptions options = SmallOptions(3);
+  const int64_t page_bytes = 16 * 2 * 2 * 2 * 16 * 4;  // tokens, layers, k and v, heads, dims, f32
+  options.kv_memory_bytes = 3 * 30 * page_bytes;
+  options.decode_reserve_tokens = 40;
+  std::atomic<bool> lose{false};
+  options.fault = [&](int rank, uint64_t) {
+    return rank == 1 && lose.exchange(false) ? absl::UnavailableError("lost") : absl::OkStatus();
+  };
+  EngineRunner runner(WriteTinyModel(tiny), options);
+  EXPECT_EQ(runner.engine().info().kv_pages, 90);
+  const auto prompt = RandomPrompt(560, tiny.vocab, 6);  // 38 pages with its answer
+  const auto other = RandomPrompt(500, tiny.vocab, 7);   // 34
+  auto first = Client::Start(runner.engine(), Greedy(prompt, 40));
+  auto second = Client::Start(runner.engine(), Greedy(other, 40));
+  ASSERT_TRUE(first.ok() && second.ok());
+  while (!std::holds_alternative<TokenEvent>((*second)->Next())) {
+  }
+  lose = true;
+  const Outcome outcomes[] = {(*first)->Finish(), (*second)->Finish()};
+  EXPECT_EQ(runner.engine().Status().ranks.size(), 2u);
+  for (const Outcome& outcome : outcomes) {
+    EXPECT_TRUE(outcome.status.ok()) << outcome.status;
+    EXPECT_EQ(outcome.tokens.size(), 40u);
+  }
+  ExpectMatchesReference(runner.engine().model(), prompt, outcomes[0], 1e-3);
+  ExpectMatchesReference(runner.engine().model(), other, outcomes[1], 1e-3);
+  EXPECT_GE(runner.engine().Status().recomputed_tokens, 500);  // all of the second's
+  EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
+}
+
+TEST(EngineSmallerRingTest, WhatNeverFitsEndsAndSaysWhenToTryAgain) {
+  TinyModelOptions tiny;
+  EngineOptions options = SmallOptions(2);
+  const int64_t page_bytes = 16 * 2 * 2 * 2 * 16 * 4;
+  options.kv_memory_bytes = 2 * 30 * page_bytes;
+  options.fault = [&](int rank, uint64_t step) {
+    return rank == 1 && step == 3 ? absl::UnavailableError("lost") : absl::OkStatus();
+  };
+  EngineRunner runner(WriteTinyModel(tiny), options);
+  const Outcome outcome = runner.Run(Greedy(RandomPrompt(700, tiny.vocab, 6), 3));
+  EXPECT_EQ(outcome.status.code(), absl::StatusCode::kUnavailable) << outcome.status;
+  EXPECT_THAT(std::string(outcome.status.message()), testing::HasSubstr("can never hold"));
+  EXPECT_TRUE(RetryAfter(outcome.status).has_value());
+  EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
+}
+
 TEST(EngineNoRankTest, WithoutAnyRankRequestsEndAndSayWhenToTryAgain) {
   TinyModelOptions tiny;
   EngineOptions options = SmallOptions(1);
@@ -113,11 +162,15 @@ std::string WriteModelWithBrokenToken(const TinyModelOptions& tiny, TokenId toke
   return WriteTempFile(bytes, ".gguf");
 }
 
-TEST(EngineBrokenValueTest, FailsItsRequestAloneAndNamesThePlace) {
+class EngineBrokenValueTest : public testing::TestWithParam<TokenMode> {};
+
+TEST_P(EngineBrokenValueTest, FailsItsRequestAloneAndNamesThePlace) {
   TinyModelOptions tiny;
   tiny.tied = false;
   const TokenId broken = tiny.vocab - 1;
-  EngineRunner runner(WriteModelWithBrokenToken(tiny, broken), SmallOptions(3));
+  EngineOptions options = SmallOptions(3);
+  options.mode = GetParam();
+  EngineRunner runner(WriteModelWithBrokenToken(tiny, broken), options);
   auto good_prompt = RandomPrompt(300, tiny.vocab - 1, 8);
   auto bad_prompt = RandomPrompt(300, tiny.vocab - 1, 9);
   bad_prompt[150] = broken;
@@ -127,13 +180,19 @@ TEST(EngineBrokenValueTest, FailsItsRequestAloneAndNamesThePlace) {
   const Outcome failed = (*bad)->Finish();
   EXPECT_EQ(failed.status.code(), absl::StatusCode::kDataLoss) << failed.status;
   EXPECT_THAT(std::string(failed.status.message()),
-              testing::AllOf(testing::HasSubstr("layer 0"), testing::HasSubstr("rank ")));
+              testing::AllOf(testing::HasSubstr("rank "),
+                             testing::HasSubstr(GetParam() == TokenMode::kReplicated
+                                                    ? "layer 0, the projection to queries"
+                                                    : "layer 0, ring round 0")));
   const Outcome finished = (*good)->Finish();
   EXPECT_EQ(finished.tokens.size(), 12u);
   ExpectMatchesReference(runner.engine().model(), good_prompt, finished, 1e-3);
   EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
   EXPECT_EQ(runner.engine().Status().failed_steps, 0);
 }
+
+INSTANTIATE_TEST_SUITE_P(Modes, EngineBrokenValueTest,
+                         testing::Values(TokenMode::kHome, TokenMode::kReplicated));
 
 }  // namespace
 }  // namespace ringfill

@@ -28,8 +28,9 @@ StepPlan MakePlan() {
 
 void Use(const RankStepResult& result, const StepPlan& plan) {
   std::vector<int> chunks(plan.chunks.size());
+  std::vector<int> entries(plan.chunks.size() + plan.decodes.size());
   for (const ScoredToken& score : result.scores) ++chunks[static_cast<size_t>(score.chunk)];
-  for (const ChunkFault& fault : result.faults) ++chunks[static_cast<size_t>(fault.chunk)];
+  for (const ValueFault& fault : result.faults) ++entries[static_cast<size_t>(fault.entry)];
   if (!result.status.ok()) return;
   const bool stopped = (result.stopped_mask >> 1) & 1;
   std::vector<float> row(static_cast<size_t>(kVocab));

@@ -55,13 +55,6 @@ class TcpCommunicator final : public Communicator {
     return Start(std::move(args), true, last_gather_);
   }
 
-  absl::Status Barrier(Instant deadline) override {
-    AllGatherArgs nothing;
-    nothing.label.kind = OpKind::kAllGather;
-    nothing.deadline = deadline;
-    return StartAllGather(std::move(nothing))->Await(Instant::max());
-  }
-
   void Abort(absl::Status status) override {
     RF_CHECK(!status.ok());
     MutexLock lock(&mutex_);

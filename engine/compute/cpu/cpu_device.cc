@@ -179,6 +179,10 @@ void CpuDevice::BeginTokens(std::shared_ptr<const TokenBatch> batch) {
   Queue({.kind = OpKind::kEmbed}, [this, batch = std::move(batch)] { tokens_.Begin(batch); });
 }
 
+void CpuDevice::StopTokens(std::shared_ptr<const TokenBatch> rest) {
+  Queue({.kind = OpKind::kEmbed}, [this, rest = std::move(rest)] { tokens_.Stop(rest); });
+}
+
 void CpuDevice::TokenQkv(int layer, std::byte* send) {
   Queue({.kind = OpKind::kTokenQkv, .layer = layer},
         [this, layer, send] { tokens_.Qkv(layer, Floats(send)); });

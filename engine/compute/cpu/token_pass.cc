@@ -16,6 +16,8 @@ constexpr int64_t kTaskRows = 64;
 constexpr int64_t kMinSplitPages = 8;
 // Rows (tokens times heads of a KV group) of an attention tile.
 constexpr int64_t kTileRows = 192;
+// The room for a RoundHeader before a part of kQkv.
+constexpr int64_t kHeaderFloats = sizeof(RoundHeader) / sizeof(float);
 
 }  // namespace
 
@@ -50,7 +52,8 @@ size_t TokenPass::StageBytes(const ModelConfig& config, Device::TokenStage stage
       floats = config.width;
       break;
   }
-  return static_cast<size_t>(tokens * floats) * sizeof(float);
+  const int64_t head = stage == Device::TokenStage::kQkv ? kHeaderFloats : 0;
+  return static_cast<size_t>(head + tokens * floats) * sizeof(float);
 }
 
 void TokenPass::Begin(std::shared_ptr<const Batch> batch) {
@@ -76,6 +79,39 @@ void TokenPass::Begin(std::shared_ptr<const Batch> batch) {
   });
   MakeTiles();
   MakeTasks();
+}
+
+void TokenPass::Stop(std::shared_ptr<const Batch> rest) {
+  batch_ = std::move(rest);
+  MakeTiles();
+  MakeTasks();
+}
+
+void TokenPass::NoteFaults(int layer, Device::TokenStage stage, const float* parts, int64_t floats,
+                           int64_t stride) const {
+  if (batch_->faults == nullptr) return;
+  for (int64_t t = 0; t < tokens(); ++t) {
+    Device::TokenFault& fault = (*batch_->faults)[static_cast<size_t>(t)];
+    if (fault.layer < 0 && !AllFinite(parts + t * stride, floats)) fault = {layer, stage};
+  }
+}
+
+// Maxima may be -inf; where one is not finite otherwise, neither is the sum.
+void TokenPass::NoteStateFaults(int layer, const float* states) const {
+  if (batch_->faults == nullptr) return;
+  const int64_t rows = tokens() * config_.heads;
+  const int group = model_.group();
+  for (int64_t t = 0; t < tokens(); ++t) {
+    Device::TokenFault& fault = (*batch_->faults)[static_cast<size_t>(t)];
+    for (int g = 0; g < config_.kv_heads && fault.layer < 0; ++g) {
+      const int64_t row = (g * tokens() + t) * group;
+      const float* acc = states + 2 * rows + row * config_.head_dim;
+      if (!AllFinite(states + rows + row, group) ||
+          !AllFinite(acc, int64_t{group} * config_.head_dim)) {
+        fault = {layer, Device::TokenStage::kStates};
+      }
+    }
+  }
 }
 
 void TokenPass::MakeTiles() {
@@ -156,6 +192,7 @@ void TokenPass::Norm(const std::vector<float>& weight) {
 void TokenPass::Qkv(int layer, float* send) {
   const LayerWeights& w = model_.model().layers()[static_cast<size_t>(layer)];
   Norm(w.attention_norm);
+  send += kHeaderFloats;
   // Slices of [q rows, k rows, v rows] laid end to end.
   const int64_t parts[] = {config_.q_width(), config_.kv_width(), config_.kv_width()};
   const WeightMatrix* matrices[] = {&w.q, &w.k, &w.v};
@@ -172,10 +209,12 @@ void TokenPass::Qkv(int layer, float* send) {
     }
     first += parts[m];
   }
+  NoteFaults(layer, Device::TokenStage::kQkv, send, mine.size(), stride);
 }
 
 void TokenPass::Assemble(const float* gathered) {
   const int64_t stride = LargestSlice(qkv_width(), 1, batch_->ranks);
+  const int64_t part = kHeaderFloats + tokens() * stride;
   const DType type = model_.kv_shape().type;
   const Rope& rope = model_.forward().rope();
   const int64_t group_width = int64_t{model_.group()} * config_.head_dim;
@@ -183,7 +222,8 @@ void TokenPass::Assemble(const float* gathered) {
     float* row = qkv_.as<float>() + t * qkv_width();
     for (int r = 0; r < batch_->ranks; ++r) {
       const Slice theirs = SliceOf(qkv_width(), 1, r, batch_->ranks);
-      std::copy_n(gathered + (r * tokens() + t) * stride, theirs.size(), row + theirs.begin);
+      std::copy_n(gathered + r * part + kHeaderFloats + t * stride, theirs.size(),
+                  row + theirs.begin);
     }
     const float* angles = angles_.as<float>() + t * rope.rope_dims();
     rope.Apply(angles, config_.heads, row);
@@ -264,6 +304,7 @@ void TokenPass::Attend(int layer, const float* gathered, float* send) {
       MergeSoftmax(from.Row(i, config_.head_dim), into.Row(i, config_.head_dim), config_.head_dim);
     }
   }
+  NoteStateFaults(layer, send);
   int64_t pairs = 0;
   for (size_t t = 0; t < batch_->visible.size(); ++t) {
     pairs += batch_->visible[t] - batch_->BeginOf(t);
@@ -294,6 +335,8 @@ void TokenPass::Output(int layer, const float* gathered, float* send) {
   const Slice mine = SliceOf(config_.width, 1, batch_->rank, batch_->ranks);
   Multiply(w.o, mine, {0, config_.q_width()}, attention_.as<float>(), config_.q_width(),
            send - mine.begin, LargestSlice(config_.width, 1, batch_->ranks));
+  NoteFaults(layer, Device::TokenStage::kOutput, send, mine.size(),
+             LargestSlice(config_.width, 1, batch_->ranks));
 }
 
 void TokenPass::Ffn(int layer, const float* gathered, float* send) {
@@ -324,6 +367,7 @@ void TokenPass::Ffn(int layer, const float* gathered, float* send) {
   } else {
     std::fill_n(send, tokens() * width, 0.0f);
   }
+  NoteFaults(layer, Device::TokenStage::kFfn, send, width, width);
 }
 
 void TokenPass::EndLayer(const float* gathered) {

@@ -16,7 +16,7 @@ namespace ringfill {
 
 // Used by the operations of one device, in the order of the stages. What each stage sends and
 // reads, all float32, in parts of Device::TokenBytes:
-//   kQkv     [tokens][largest slice of q_width + 2 * kv_width]
+//   kQkv     room for a RoundHeader, [tokens][largest slice of q_width + 2 * kv_width]
 //   kStates  a state (device.h) of the tokens
 //   kOutput  [tokens][largest slice of width]
 //   kFfn     [tokens][width]
@@ -30,6 +30,7 @@ class TokenPass {
                            int ranks);
 
   void Begin(std::shared_ptr<const Batch> batch);
+  void Stop(std::shared_ptr<const Batch> rest);
   void Qkv(int layer, float* send);
   void Attend(int layer, const float* gathered, float* send);
   void Output(int layer, const float* gathered, float* send);
@@ -63,6 +64,11 @@ class TokenPass {
   void Assemble(const float* gathered);
   void StoreOwnKv(int layer);
   void RunTask(int layer, int thread, const Task& task, const SoftmaxRows& state);
+
+  // Notes the tokens whose part of a stage, `stride` floats apart, is not finite.
+  void NoteFaults(int layer, Device::TokenStage stage, const float* parts, int64_t floats,
+                  int64_t stride) const;
+  void NoteStateFaults(int layer, const float* states) const;
 
   int64_t tokens() const { return batch_->tokens(); }
   int64_t qkv_width() const { return config_.q_width() + 2 * config_.kv_width(); }

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <memory>
 #include <thread>
@@ -57,27 +58,47 @@ TEST(LocalTest, DeadlinesEndThoughTheGroupsClockStandsStill) {
 // be (a read of memory that is gone ends the process).
 TEST(LocalTest, LargePartsStayUntilTheirReadersAreDone) {
   constexpr size_t kBytes = 32 << 20;
+  int cancelled = 0;
   for (int attempt = 0; attempt < 20; ++attempt) {
     const auto pause = std::chrono::microseconds(attempt * 700);
-    LocalRing::SpawnOver([](int ranks) { return MakeLocalGroup(ranks); }, 3,
-                         [&](Communicator& comm) {
-                           const AlignedBuffer send(kBytes), recv(3 * kBytes);
-                           Communicator::AllGatherArgs args;
-                           args.send = send.span();
-                           args.recv = recv.span();
-                           args.deadline = Clock::Real().Now() + std::chrono::seconds(60);
-                           if (comm.rank() != 0)
-                             return comm.StartAllGather(args)->Await(Instant::max());
-                           const auto held = std::make_shared<HostEvent>();
-                           args.after = {held};
-                           const TransferPtr transfer = comm.StartAllGather(args);
-                           held->Complete(absl::OkStatus());
-                           const Instant until = Clock::Real().Now() + pause;
-                           while (Clock::Real().Now() < until) std::this_thread::yield();
-                           comm.Abort(absl::CancelledError("enough"));
-                           return transfer->Await(Instant::max());
-                         });
+    const auto statuses =
+        LocalRing::SpawnOver([](int ranks) { return MakeLocalGroup(ranks); }, 3,
+                             [&](Communicator& comm) {
+                               AlignedBuffer send(kBytes), recv(3 * kBytes);
+                               std::fill_n(send.data(), kBytes, std::byte(comm.rank() + 1));
+                               Communicator::AllGatherArgs args;
+                               args.send = send.span();
+                               args.recv = recv.span();
+                               args.deadline = Clock::Real().Now() + std::chrono::seconds(60);
+                               const auto check = [&](absl::Status status) {
+                                 for (size_t r = 0; status.ok() && r < 3; ++r) {
+                                   for (const size_t at : {r * kBytes, (r + 1) * kBytes - 1}) {
+                                     if (recv.data()[at] != std::byte(r + 1)) {
+                                       return absl::DataLossError("a part is another's");
+                                     }
+                                   }
+                                 }
+                                 return status;
+                               };
+                               if (comm.rank() != 0) {
+                                 return check(comm.StartAllGather(args)->Await(Instant::max()));
+                               }
+                               const auto held = std::make_shared<HostEvent>();
+                               args.after = {held};
+                               const TransferPtr transfer = comm.StartAllGather(args);
+                               held->Complete(absl::OkStatus());
+                               const Instant until = Clock::Real().Now() + pause;
+                               while (Clock::Real().Now() < until) std::this_thread::yield();
+                               comm.Abort(absl::CancelledError("enough"));
+                               return check(transfer->Await(Instant::max()));
+                             });
+    // All of it came, or the abort did.
+    for (const absl::Status& status : statuses) {
+      EXPECT_TRUE(status.ok() || status == absl::CancelledError("enough")) << status;
+      cancelled += absl::IsCancelled(status);
+    }
   }
+  EXPECT_GT(cancelled, 0);
 }
 
 }  // namespace

@@ -150,25 +150,31 @@ TEST(Calibrate, ARankThatNeverComesIsADeadline) {
 }
 
 void ExpectSane(const Figures& figures) {
+  // Within a factor of some 50 of what slow and fast cores do, so that a wrong unit shows.
   // Sanitized builds on a busy machine are a thousand times as slow as others.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(__OPTIMIZE__)
+  constexpr double kSlower = 1000;
+#else
+  constexpr double kSlower = 1;
+#endif
   auto between = [](double low, double value, double high) {
-    EXPECT_GT(value, low);
+    EXPECT_GT(value, low / kSlower);
     EXPECT_LT(value, high);
   };
   for (const DeviceFigures& f : figures.devices) {
-    between(1e5, f.product_flops_per_s, 1e15);
-    between(1e5, f.expand_weights_per_s, 1e19);
-    between(1e5, f.large_tile.flops_per_s, 1e15);
-    between(1e5, f.small_tile.flops_per_s, 1e15);
-    between(1e5, f.token_bytes_per_s, 1e19);
-    between(1e5, f.copy_bytes_per_s, 1e13);
+    between(1e8, f.product_flops_per_s, 1e13);
+    between(5e6, f.expand_weights_per_s, 1e12);
+    between(1e8, f.large_tile.flops_per_s, 1e13);
+    between(1e8, f.small_tile.flops_per_s, 1e13);
+    between(5e6, f.token_bytes_per_s, 1e12);
+    between(1e8, f.copy_bytes_per_s, 1e12);
     EXPECT_GE(f.op_overhead_s, 0);
     EXPECT_LT(f.op_overhead_s, 1e-3);
   }
   for (int r = 0; r < figures.ranks(); ++r) {
     for (int to = 0; to < figures.ranks(); ++to) {
       if (to == r) continue;
-      between(1e6, figures.Link(r, to).bytes_per_s, 1e19);
+      between(5e7, figures.Link(r, to).bytes_per_s, 1e12);
       EXPECT_LT(figures.Link(r, to).latency_s, 1);
     }
   }

@@ -1,4 +1,5 @@
 // Replicated tokens over any number of ranks against the plain reference.
+#include <atomic>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -86,6 +87,72 @@ TEST_P(ReplicatedTest, HolesAreFilled) {
   ExpectLogitsNear(logits[0], text.logits[129]);
 }
 
+// A page that goes bad shows on the rank that keeps it, in the layer where it is read.
+TEST_P(ReplicatedTest, AFaultOfADecodeIsNamedAndStaysWithIt) {
+  const int n = GetParam();
+  const PassTestModel& text = TinyText();
+  RingHarness ring(text.model, {.ranks = n});
+  StepPlan cold = ring.NewPlan();
+  StepPlan plan = ring.NewPlan();
+  const Placement placement(n, kPage);
+  const int64_t bad = 20;  // a position of the second
+  for (int i = 0; i < 2; ++i) {
+    const auto& prompt = ring.AddSequence(text.Prefix(60), SnakeSpec(n, kPage));
+    ring.AddChunk(cold, prompt, {{0, 50}}, TokenMode::kHome, RingStrategy::kPassKv);
+    ring.AddDecode(plan, prompt, 50);
+    const auto home = static_cast<size_t>(placement.Home(bad));
+    if (i == 1) {
+      plan.freed.resize(static_cast<size_t>(n));
+      plan.freed[home].push_back(
+          prompt.pages[home][static_cast<size_t>(placement.LocalToken(bad) / kPage)]);
+    }
+  }
+  ring.Run(cold);
+  const auto results = ring.RunEach(std::vector<StepPlan>(static_cast<size_t>(n), plan));
+  ExpectLogitsNear(ring.Logits(results)[0], text.logits[50]);
+  for (int r = 0; r < n; ++r) {
+    const auto& faults = results[static_cast<size_t>(r)].faults;
+    ASSERT_EQ(faults.size(), 1u);
+    EXPECT_EQ(faults[0].entry, 1);
+    EXPECT_EQ(faults[0].layer, 0);
+    EXPECT_EQ(faults[0].round,
+              r == placement.Home(bad) ? ValueFault::kTokenAttention : ValueFault::kTokenOutput);
+  }
+}
+
+// What stops is agreed on by all ranks, whoever asks; the others of the step go on.
+TEST_P(ReplicatedTest, AChunkStopsAtALayerAndTheOthersGoOn) {
+  const int n = GetParam();
+  const PassTestModel& text = TinyText();
+  ASSERT_EQ(text.model->config().layers, 3);  // what layer 0 says holds from layer 2 on
+  for (const bool with_decode : {false, true}) {
+    RingHarness ring(text.model, {.ranks = n});
+    const auto& stopped = ring.AddSequence(text.Prefix(100), SnakeSpec(n, kPage));
+    const auto& other = ring.AddSequence(text.Prefix(61), SnakeSpec(n, kPage));
+    StepPlan plan = ring.NewPlan();
+    if (with_decode) {
+      StepPlan cold = ring.NewPlan();
+      ring.AddChunk(cold, other, {{0, 60}}, TokenMode::kHome, RingStrategy::kPassKv);
+      ring.Run(cold);
+      ring.AddDecode(plan, other, 60);
+    }
+    ring.AddChunk(plan, stopped, {{0, 100}}, TokenMode::kReplicated, RingStrategy::kPassKv);
+    std::atomic<int> asked{0};
+    // One rank alone is told to, once.
+    const StepControl control{.should_stop = [&](int chunk) { return chunk == 0 && asked++ == 0; },
+                              .on_layer = {}};
+    const auto results = ring.Run(plan, control);
+    EXPECT_GE(asked, n);
+    for (const RankStepResult& result : results) {
+      EXPECT_EQ(result.stopped_mask, 1u);
+      EXPECT_TRUE(result.faults.empty());
+    }
+    const auto logits = ring.Logits(results);
+    ASSERT_EQ(logits.size(), with_decode ? 1u : 0u);
+    if (with_decode) ExpectLogitsNear(logits.back(), text.logits[60]);
+  }
+}
+
 TEST_P(ReplicatedTest, AFaultIsNamedAndStaysWithItsChunk) {
   const int n = GetParam();
   const PassTestModel& text = TinyText();
@@ -102,7 +169,8 @@ TEST_P(ReplicatedTest, AFaultIsNamedAndStaysWithItsChunk) {
   ExpectLogitsNear(logits[0], text.logits[29]);
   for (const RankStepResult& result : results) {
     ASSERT_EQ(result.faults.size(), 1u);
-    EXPECT_EQ(result.faults[0].chunk, 1);
+    EXPECT_EQ(result.faults[0].entry, 1);
+    EXPECT_EQ(result.faults[0].layer, 0);
   }
 }
 

@@ -115,9 +115,9 @@ TEST_P(ControlTest, AFaultIsNamedAndStaysWithItsChunk) {
     ExpectLogitsNear(logits[0], text.logits[99]);
     int faults = 0;
     for (const RankStepResult& result : results) {
-      for (const ChunkFault& fault : result.faults) {
+      for (const ValueFault& fault : result.faults) {
         ++faults;
-        EXPECT_EQ(fault.chunk, 1);
+        EXPECT_EQ(fault.entry, 1);
         EXPECT_EQ(fault.layer, 0);
         EXPECT_GE(fault.round, 0);
       }

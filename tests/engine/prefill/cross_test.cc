@@ -152,8 +152,8 @@ TEST(HardValuesTest, ABrokenEmbeddingFailsItsPromptAlone) {
         ExpectLogitsNear(logits[1], reference[89]);
         int faults = 0;
         for (const RankStepResult& result : results) {
-          for (const ChunkFault& fault : result.faults) {
-            EXPECT_EQ(fault.chunk, 0);
+          for (const ValueFault& fault : result.faults) {
+            EXPECT_EQ(fault.entry, 0);
             ++faults;
           }
         }

@@ -213,21 +213,41 @@ TEST(OutboxTest, ProducerAndConsumerThreads) {
   EXPECT_EQ(progress, 99);
 }
 
+// Nothing runs, and nothing comes, after Close, at whatever moment of the producer's it came.
 TEST(OutboxTest, CloseAtAnyMoment) {
+  int interrupted = 0;  // callbacks that ran when Close was called
   for (int round = 0; round < 300; ++round) {
-    auto target = std::make_unique<int>(0);
-    Outbox outbox(4, [&] { ++*target; });
+    std::atomic<bool> entered{false}, running{false}, closed{false};
+    std::atomic<int> late{0};
+    Outbox outbox(4, [&] {
+      running = entered = true;
+      for (int i = 0; i < 20; ++i) std::this_thread::yield();
+      late += closed;
+      running = false;
+    });
     std::thread producer([&] {
       for (TokenId id = 0; id < 50; ++id) {
         while (outbox.full()) std::this_thread::yield();
         outbox.Push(Token(id));
       }
     });
-    for (int i = 0; i < round % 40; ++i) outbox.TryPop();
+    TokenId next = 0;
+    for (int i = 0; i < round % 40; ++i) {
+      const std::optional<RequestEvent> event = outbox.TryPop();
+      if (!event.has_value()) continue;
+      EXPECT_EQ(std::get<TokenEvent>(*event).id, next++);
+    }
+    // Every third time after the first callback has begun: the first token makes one.
+    while (round % 3 == 0 && !entered) std::this_thread::yield();
+    interrupted += running;
     outbox.Close();
-    target.reset();  // a callback after Close would be a use after free
+    EXPECT_FALSE(running);
+    closed = true;
     producer.join();
+    EXPECT_EQ(late, 0);
+    EXPECT_FALSE(outbox.TryPop().has_value());
   }
+  EXPECT_GT(interrupted, 0);
 }
 
 }  // namespace

@@ -57,6 +57,7 @@ class Loop {
   int regroups() const { return regroups_; }
   int adopted() const { return adopted_; }
   int unfit() const { return unfit_; }
+  int requeued() const { return requeued_; }
   int64_t recomputed() const { return scheduler_.recomputed_tokens(); }
 
  private:
@@ -161,6 +162,7 @@ class Loop {
   void Step(const StepPlan& plan) {
     if (options_.failures && Random(25) == 0) {
       cache_.ExecuteTorn(plan, rng_());
+      scheduler_.Abandon(plan);
       Regroup(true);
       return;
     }
@@ -224,6 +226,8 @@ class Loop {
     cache_.Regroup(from);
     const Regrouped result = scheduler_.Regroup(from, RedealSlots(scheduler_.slot_map(), from));
     ++regroups_;
+    requeued_ += static_cast<int>(result.requeued.size());
+    for (const SequenceId id : result.requeued) EXPECT_EQ(scheduler_.PromptMissing(id), -1) << id;
     for (const SequenceId id : result.unfit) {
       End(id);
       ++unfit_;
@@ -241,6 +245,7 @@ class Loop {
   int regroups_ = 0;
   int adopted_ = 0;
   int unfit_ = 0;
+  int requeued_ = 0;
 };
 
 LoopOptions Options(uint32_t seed) {
@@ -267,7 +272,7 @@ TEST(EngineLoopTest, EverybodyFinishesOnAHealthyRing) {
 }
 
 TEST(EngineLoopTest, RanksDieAndJoin) {
-  int finished = 0, unfit = 0;
+  int finished = 0, requeued = 0;
   int64_t recomputed = 0;
   for (uint32_t seed = 1; seed <= 10; ++seed) {
     SCOPED_TRACE(testing::Message() << "seed " << seed);
@@ -276,12 +281,12 @@ TEST(EngineLoopTest, RanksDieAndJoin) {
     ASSERT_FALSE(HasFailure());
     EXPECT_GT(loop.regroups(), 10);
     finished += loop.finished();
-    unfit += loop.unfit();
+    requeued += loop.requeued();
     recomputed += loop.recomputed();
   }
   EXPECT_GT(finished, 500);
   EXPECT_GT(recomputed, 1000);
-  EXPECT_GT(unfit, 0);
+  EXPECT_GT(requeued, 10);
 }
 
 TEST(EngineLoopTest, StrictPlans) {
@@ -318,6 +323,23 @@ TEST(EngineLoopTest, TightPool) {
   EXPECT_GT(loop.finished(), 25);
 }
 
+TEST(EngineLoopTest, SmallerRingsHoldLess) {
+  int unfit = 0, requeued = 0;
+  for (uint32_t seed = 1; seed <= 6; ++seed) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed);
+    LoopOptions options = Options(seed);
+    options.scheduler.pages_per_rank = 20;
+    Loop loop(options);
+    loop.Run();
+    ASSERT_FALSE(HasFailure());
+    EXPECT_GT(loop.finished(), 25);
+    unfit += loop.unfit();
+    requeued += loop.requeued();
+  }
+  EXPECT_GT(unfit, 0);
+  EXPECT_GT(requeued, 0);
+}
+
 // One rank of N dies: at most 1/N of the tokens and one chunk are computed again.
 TEST(EngineLoopTest, ADeathCostsItsShareAndAChunk) {
   const RuleChooser chooser;
@@ -343,6 +365,7 @@ TEST(EngineLoopTest, ADeathCostsItsShareAndAChunk) {
           ASSERT_FALSE(plan.empty());
           if (step == steps) {
             cache.ExecuteTorn(plan, 1);
+            scheduler.Abandon(plan);
             std::vector<int> from;
             for (int r = 0; r < ranks; ++r) {
               if (r != dies) from.push_back(r);

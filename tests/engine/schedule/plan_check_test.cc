@@ -12,7 +12,9 @@
 namespace ringfill {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::IsEmpty;
 
 constexpr PlanLimits kLimits = {
     .ranks = 2, .page_tokens = 16, .pages_per_rank = 100, .vocab = 1000, .max_positions = 500};
@@ -171,12 +173,33 @@ TEST(PlanCheckTest, ReplicatedChunksHaveABound) {
   }
 }
 
-TEST(PlanCheckTest, StepsMayHaveABoundOnTokens) {
-  PlanLimits limits = kLimits;
-  limits.max_chunk_tokens = 140;
-  EXPECT_TRUE(CheckPlan(Good(), limits).ok());
-  limits.max_chunk_tokens = 139;
-  EXPECT_FALSE(CheckPlan(Good(), limits).ok());
+// Each rank of another process looks at its own pages, and together they look at all.
+TEST(PlanCheckTest, ARankLooksAtItsOwnPages) {
+  const auto refusing = [](const StepPlan& plan) {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < kLimits.ranks; ++rank) {
+      PlanLimits limits = kLimits;
+      limits.rank = rank;
+      if (!CheckPlan(plan, limits).ok()) ranks.push_back(rank);
+    }
+    return ranks;
+  };
+  EXPECT_THAT(refusing(Good()), IsEmpty());
+  StepPlan plan = Good();
+  plan.chunks[0].pages[1][0] = 100;
+  EXPECT_THAT(refusing(plan), ElementsAre(1));
+  plan = Good();
+  plan.decodes[0].pages[0].pop_back();
+  EXPECT_THAT(refusing(plan), ElementsAre(0));
+  plan = Good();
+  plan.chunks[0].pages[1][0] = plan.chunks[0].pages[1][1];
+  EXPECT_THAT(refusing(plan), ElementsAre(1));
+  plan = Good();
+  plan.freed = {{}, {100}};
+  EXPECT_THAT(refusing(plan), ElementsAre(1));
+  plan = Good();
+  plan.chunks[0].tokens[0] = -1;
+  EXPECT_THAT(refusing(plan), ElementsAre(0, 1));
 }
 
 // Forks share what they only read; nobody shares what the step writes.

@@ -128,6 +128,7 @@ TEST_F(RegroupTest, AFailedStepOnAWholeRingIsPlannedAgainAndCounted) {
   Scheduler& scheduler = Make(2, 100);
   Start(1, 100, 5);
   const StepPlan failed = scheduler.Plan();
+  scheduler.Abandon(failed);
   const Regrouped result = Regroup({0, 1});
   EXPECT_THAT(result.lost, IsEmpty());
   const StepPlan again = scheduler.Plan();
@@ -165,17 +166,83 @@ TEST_F(RegroupTest, WithoutWholePagesPerStripeEverythingIsLost) {
   EXPECT_EQ(result.lost[0].spans, (std::vector<Span>{{0, 300}}));
 }
 
-TEST_F(RegroupTest, TheYoungestMakeRoomAndAreNamed) {
+TEST_F(RegroupTest, TheYoungestMakeRoomAndWaitInFront) {
   Scheduler& scheduler = Make(2, 12);
   Start(1, 160, 1);  // 10 pages
   Start(2, 100, 5);  // 7
   Start(3, 100, 5);  // 7
+  SequenceSpec waiting;
+  waiting.id = 4;
+  waiting.prompt.assign(20, 1);
+  scheduler.Enqueue(std::move(waiting));
   const Regrouped result = Regroup({0});
-  EXPECT_THAT(result.unfit, ElementsAre(2, 3));
-  scheduler.Remove(2);
-  scheduler.Remove(3);
+  EXPECT_THAT(result.requeued, ElementsAre(2, 3));
+  EXPECT_THAT(result.unfit, IsEmpty());
   EXPECT_EQ(scheduler.pages_used(0), 10);
+  EXPECT_EQ(scheduler.queued(), 3);
+  EXPECT_THAT(scheduler.Admit(), IsEmpty());  // 4 does not overtake 2
   EXPECT_EQ(scheduler.Plan().chunks.size(), 1u);
+  scheduler.Remove(1);
+  EXPECT_THAT(scheduler.Admit(), ElementsAre(2));
+  scheduler.Remove(2);
+  EXPECT_THAT(scheduler.Admit(), ElementsAre(3, 4));
+}
+
+// What was generated stays: it is computed again and goes on behind its last token.
+TEST_F(RegroupTest, WhatWaitsAgainGoesOnWhereItWas) {
+  Scheduler& scheduler = Make(2, 12);
+  Start(1, 100, 5);
+  Start(2, 100, 90);
+  for (int i = 0; i < 4; ++i) Step();  // four tokens of each
+  const StepPlan failed = scheduler.Plan();
+  scheduler.Abandon(failed);
+  const Regrouped result = Regroup({1});
+  EXPECT_THAT(result.requeued, ElementsAre(2));
+  EXPECT_EQ(scheduler.pages_used(0), 7);
+  scheduler.SetPaused(2, true);
+  EXPECT_THAT(scheduler.Admit(), IsEmpty());
+  scheduler.Remove(1);
+  EXPECT_THAT(scheduler.Admit(), ElementsAre(2));
+  const StepPlan again = scheduler.Plan();
+  ASSERT_EQ(again.chunks.size(), 1u);
+  EXPECT_EQ(again.chunks[0].spans, (std::vector<Span>{{0, 103}}));
+  EXPECT_EQ(again.chunks[0].tokens[99], 1);
+  EXPECT_EQ(again.chunks[0].tokens[102], 2);
+  EXPECT_FALSE(again.chunks[0].wants_logits);
+  const int64_t before = scheduler.recomputed_tokens();
+  scheduler.Commit(again);
+  EXPECT_EQ(scheduler.recomputed_tokens() - before, 103);
+  EXPECT_TRUE(scheduler.Plan().empty());  // its client does not read
+  scheduler.SetPaused(2, false);
+  const StepPlan decode = scheduler.Plan();
+  ASSERT_EQ(decode.decodes.size(), 1u);
+  EXPECT_EQ(decode.decodes[0].position, 103);
+}
+
+// Room for what it has generated counts, not for its prompt alone.
+TEST_F(RegroupTest, WhatHasGrownBeyondTheRingThatIsLeftNeverFits) {
+  Scheduler& scheduler = Make(2, 7);
+  Start(1, 20, 200);
+  for (int i = 0; i < 130; ++i) Step();  // 149 tokens: 10 pages
+  EXPECT_THAT(Regroup({1}).unfit, ElementsAre(1));
+  scheduler.Remove(1);
+}
+
+TEST_F(RegroupTest, WhatWaitsAgainAndHasGrownNeverFitsASmallerRing) {
+  Scheduler& scheduler = Make(3, 8);
+  Start(1, 200, 2);  // 13 pages
+  Start(2, 20, 200);
+  for (int i = 0; i < 130; ++i) {
+    const StepPlan plan = scheduler.Plan();
+    scheduler.Commit(plan);
+    for (const PrefillChunk& chunk : plan.chunks) scheduler.AppendToken(chunk.sequence, 2);
+    for (const DecodeToken& decode : plan.decodes) {
+      if (decode.sequence == 2) scheduler.AppendToken(2, 2);
+    }
+  }
+  EXPECT_THAT(Regroup({0, 1}).requeued, ElementsAre(2));
+  const Regrouped result = Regroup({0});
+  EXPECT_THAT(result.unfit, ElementsAre(1, 2));
 }
 
 TEST_F(RegroupTest, WhatTheNewRingCanNeverHoldMakesNobodyElseLeave) {

@@ -170,7 +170,8 @@ TEST(VirtualDevice, ReplicatedTokensCostASliceOfEachMatrix) {
   EXPECT_DOUBLE_EQ(rank.Took(), 96 / 16.0 + 768 / 256.0);
   rank.device.EndTokenLayer(0, nullptr);
   EXPECT_DOUBLE_EQ(rank.Took(), 2 * 2 * 8 * 4 / 256.0);
-  EXPECT_EQ(rank.device.TokenBytes(Device::TokenStage::kQkv, 2, 3), 2u * 11 * 4);
+  EXPECT_EQ(rank.device.TokenBytes(Device::TokenStage::kQkv, 2, 3),
+            sizeof(RoundHeader) + 2 * 11 * 4);
 }
 
 TEST(VirtualDevice, MemoryIsAddressSpaceThatIsAccountedFor) {

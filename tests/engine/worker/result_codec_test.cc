@@ -40,7 +40,7 @@ RankStepResult Result(uint32_t seed) {
   result.round_seconds = {0.5, 0.25, static_cast<double>(random())};
   result.work = {.product_rows = 77, .attention_pairs = static_cast<int64_t>(random())};
   result.stopped_mask = 4;
-  result.faults = {{.chunk = 1, .layer = 2, .round = -1}};
+  result.faults = {{.entry = 1, .layer = 2, .round = -1}};
   result.vocab_begin = 20;
   result.vocab_end = 40;
   for (int i = 0; i < 60; ++i) result.logits.push_back(static_cast<float>(random() % 100) / 7);
@@ -75,7 +75,7 @@ TEST(ResultCodecTest, RoundTrips) {
     EXPECT_EQ(got->work.attention_pairs, result.work.attention_pairs);
     EXPECT_EQ(got->stopped_mask, 4u);
     ASSERT_EQ(got->faults.size(), 1u);
-    EXPECT_EQ(got->faults[0].chunk, 1);
+    EXPECT_EQ(got->faults[0].entry, 1);
     EXPECT_EQ(got->faults[0].layer, 2);
     EXPECT_EQ(got->faults[0].round, -1);
     EXPECT_EQ(got->vocab_begin, 20);
@@ -148,8 +148,11 @@ TEST(ResultCodecTest, ResultsThatDoNotFitThePlanAreRefusedByName) {
     void (*spoil)(RankStepResult&);
     const char* message;
   } kCases[] = {
-      {[](RankStepResult& r) { r.faults[0].chunk = 3; }, "fault.chunk"},
-      {[](RankStepResult& r) { r.faults[0].chunk = -1; }, "fault.chunk"},
+      {[](RankStepResult& r) {
+         r.faults[0].entry = static_cast<int>(Plan().chunks.size() + Plan().decodes.size());
+       },
+       "fault.entry"},
+      {[](RankStepResult& r) { r.faults[0].entry = -1; }, "fault.entry"},
       {[](RankStepResult& r) { r.scores[0].chunk = 3; }, "score.chunk"},
       {[](RankStepResult& r) { r.scores[0].chunk = 1; }, "score.position"},
       {[](RankStepResult& r) { r.scores[0].position = 30; }, "score.position"},
