@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "base/machine.h"
 #include "engine/engine_options.h"
 #include "engine/model/digest.h"
 #include "engine/replay/replay_ring.h"
