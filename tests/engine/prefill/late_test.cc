@@ -46,9 +46,9 @@ INSTANTIATE_TEST_SUITE_P(Seeds, LateSeedTest,
                          testing::Combine(testing::ValuesIn(kStrategies),
                                           testing::Range<uint64_t>(1, kSeeds + 1)),
                          [](const auto& info) {
-                           const auto& [strategy, seed] = info.param;
-                           return absl::StrCat("strategy", static_cast<int>(strategy), "_seed",
-                                               seed);
+                           return absl::StrCat("strategy",
+                                               static_cast<int>(std::get<0>(info.param)), "_seed",
+                                               std::get<1>(info.param));
                          });
 
 class LateTest : public testing::TestWithParam<RingStrategy> {};
