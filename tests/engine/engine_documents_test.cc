@@ -161,7 +161,8 @@ TEST(EngineDocumentWorkTest, IsTheSumOfSquares) {
 class EngineDocumentsLostRankTest : public testing::TestWithParam<std::tuple<int, uint64_t>> {};
 
 TEST_P(EngineDocumentsLostRankTest, HolesAreFilledUnderTheSameMask) {
-  const auto [ranks, lost_in] = GetParam();
+  const int ranks = std::get<0>(GetParam());
+  const uint64_t lost_in = std::get<1>(GetParam());
   EngineOptions options = SmallOptions(ranks);
   options.chunk_tokens = 96;
   options.fault = [ranks, lost_in](int rank, uint64_t step) {
