@@ -171,7 +171,7 @@ TEST(PlanCodecTest, OverwrittenWordsNeverTouchAnythingOutOfRange) {
   std::mt19937 random(4);
   Met met;
   constexpr uint32_t kWords[] = {0, 1, 0x7fffffff, 0x80000000, 0xffffffff, 65536, 4000};
-  for (int i = 0; i < 6; ++i) {
+  for (int i = 0; i < 12; ++i) {
     const std::string bytes = EncodePlan(RandomPlan(random));
     for (size_t at = 0; at + 4 <= bytes.size(); ++at) {
       std::string garbled = bytes;

@@ -140,7 +140,7 @@ TEST(ResultCodecTest, ErrorsNameTheField) {
   EXPECT_THAT(std::string(DecodeResult(bytes).status().message()), HasSubstr("version"));
   bytes = EncodeResult(Result(1));
   bytes[8] = 99;
-  EXPECT_THAT(std::string(DecodeResult(bytes).status().message()), HasSubstr("status.code"));
+  EXPECT_THAT(std::string(DecodeResult(bytes).status().message()), HasSubstr("status is 99"));
 }
 
 TEST(ResultCodecTest, ResultsThatDoNotFitThePlanAreRefusedByName) {
