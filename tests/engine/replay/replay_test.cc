@@ -308,7 +308,7 @@ TEST_F(ReplayTest, PlansAndRingsThatAreNotValidAreNotRun) {
   for (const auto& [change, expected] : cases) {
     std::filesystem::copy_file(log_, log_ + ".1",
                                std::filesystem::copy_options::overwrite_existing);
-    Rewrite([&](PlanLogHeader&, Records& records) { change(records); });
+    Rewrite([&change = change](PlanLogHeader&, Records& records) { change(records); });
     const ReplayReport report = ReplayLog();
     EXPECT_FALSE(report.broken.ok()) << expected;
     EXPECT_THAT(Message(report.broken), HasSubstr(expected));
