@@ -14,6 +14,7 @@
 // Sources: Dao, "FlashAttention-2" (2023); split decode after Dao et al., "Flash-Decoding" (2023).
 #pragma once
 
+#include "engine/compute/cuda/kernels/softmax.h"
 #include "engine/compute/cuda/kernels/types.h"
 
 namespace ringfill::gpu {
@@ -63,12 +64,6 @@ struct MergeWork {
   int32_t parts;
 };
 
-struct SoftmaxArrays {
-  float* max;
-  float* sum;
-  float* acc;
-};
-
 struct AttentionArgs {
   Element type;
   int head_dim;
@@ -100,7 +95,7 @@ struct DecodeArgs {
   AttentionArgs attention;
   const DecodeWork* work;  // [works]
   int works;
-  // max, sum [parts][kv_heads][kDecodeRows], acc [parts][kv_heads][kDecodeRows][head_dim]
+  // [parts][kv_heads][kDecodeRows] states
   SoftmaxArrays parts;
   const MergeWork* merge;  // [merges]; may be null
   int merges;
