@@ -1,5 +1,5 @@
-// Events. Recording gives an event a new mark, which a task in the stream sets; waits hold on to the
-// mark that was the event's when they were queued.
+// Events. Recording gives an event a new mark, which a task in the stream sets; waits hold on to
+// the mark that was the event's when they were queued.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Graphs: what capturing a stream made, and how it runs. A launched graph is one task of its stream,
-// whose nodes run one at a time in a random order that its edges allow.
+// Graphs: what capturing a stream made, and how it runs. A launched graph is one task of its
+// stream, whose nodes run one at a time in a random order that its edges allow.
 #pragma once
 
 #include <memory>

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "tests/cuda_emulation/emulation.h"
 #include "tests/cuda_emulation/memory/device_memory.h"
@@ -105,7 +106,7 @@ class Runtime {
   CUstream_st* Find(cudaStream_t stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Known(cudaEvent_t event) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool Runnable(Device& device, CUstream_st& stream) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  bool AllEmpty(Device& device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  static bool AllEmpty(const Device& device);  // under the lock
   // Runs one task; false when none can run. `opened` are the devices whose memory this worker has
   // made accessible.
   bool Step(std::array<bool, kMaxDevices>& opened) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
