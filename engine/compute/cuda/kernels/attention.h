@@ -6,10 +6,10 @@
 // base-2 units. Element type of q, K and V: bf16 or f16; products with float32 accumulation,
 // probabilities rounded to the element type.
 //
-// K and V blocks are [page_tokens][head_dim], row-major (KvPages). Head sizes: 64, 80, 96, 128, 256;
-// any group. A row's bits depend on its query, its state and the keys that it sees alone. Attending
-// to a run in one call of AttendPrefill or in several, cut at multiples of kPrefillKeys and in
-// order, gives equal bits.
+// K and V blocks are [page_tokens][head_dim], row-major (KvPages). Head sizes: 64, 80, 96, 128,
+// 256; any group. A row's bits depend on its query, its state and the keys that it sees alone.
+// Attending to a run in one call of AttendPrefill or in several, cut at multiples of kPrefillKeys
+// and in order, gives equal bits.
 //
 // Sources: Dao, "FlashAttention-2" (2023); split decode after Dao et al., "Flash-Decoding" (2023).
 #pragma once
@@ -26,6 +26,17 @@ inline constexpr int kPrefillKeys = 64;
 
 constexpr bool AttentionTakesHeadDim(int head_dim) {
   return head_dim == 64 || head_dim == 80 || head_dim == 96 || head_dim == 128 || head_dim == 256;
+}
+
+// Bytes from row to row of a tile in shared memory, and the dynamic shared memory of a block.
+constexpr int TileStride(int head_dim) { return head_dim * 2 + 16; }
+constexpr int PrefillSharedBytes(int head_dim) {
+  const int keys = head_dim <= 128 ? kPrefillKeys : kPrefillKeys / 2;
+  return (4 * keys + (head_dim <= 128 ? 0 : kPrefillRows)) * TileStride(head_dim);
+}
+constexpr int DecodeSharedBytes(int head_dim) {
+  const int keys = head_dim <= 128 ? 64 : 32;
+  return (4 * keys + (head_dim <= 128 ? 0 : kDecodeRows)) * TileStride(head_dim);
 }
 
 // The KV of one prompt on one rank: logical page i is page table[first_page + i] of the pool or

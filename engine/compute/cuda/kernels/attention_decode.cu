@@ -24,15 +24,15 @@ struct DecodeShape {
   static constexpr int kStateFloats = kDecodeRows * (kHeadDim + 2);
   static_assert(kWarps * kStateFloats * 4 <= kSharedBytes);
   static_assert(kQueryOffset + kQueryBytes <= kSharedBytes);
+  static_assert(kSharedBytes == DecodeSharedBytes(kHeadDim));
 };
 
 template <int kHeadDim>
 RF_DEVICE void LoadQueries(const AttentionArgs& args, const DecodeWork& work, int kv_head,
                            unsigned char* tile) {
   using Tile = TileShape<kHeadDim>;
-  const unsigned char* first =
-      static_cast<const unsigned char*>(args.q) +
-      (kv_head * args.tokens * args.group + work.row) * Tile::kRowBytes;
+  const unsigned char* first = static_cast<const unsigned char*>(args.q) +
+                               (kv_head * args.tokens * args.group + work.row) * Tile::kRowBytes;
   for (int copy = static_cast<int>(threadIdx.x); copy < kDecodeRows * Tile::kChunks;
        copy += DecodeShape<kHeadDim>::kThreads) {
     const int row = copy / Tile::kChunks;
@@ -197,8 +197,8 @@ RF_KERNEL RF_LAUNCH_BOUNDS(DecodeShape<kHeadDim>::kThreads) void DecodeKernel(De
         to[half] = Within(visible[half], mine);
       }
       if (!Any(from[0] < to[0] || from[1] < to[1])) continue;
-      const unsigned char* k_tile = shared + stage * (2 * Shape::kTileBytes) +
-                                    WarpId() * kWarpKeys * Shape::Tile::kStride;
+      const unsigned char* k_tile =
+          shared + stage * (2 * Shape::kTileBytes) + WarpId() * kWarpKeys * Shape::Tile::kStride;
       float scores[kWarpKeys / 8][4];
       Scores<T, kHeadDim, kWarpKeys>(query, k_tile, scores);
       Mask<kWarpKeys>(from, to, scores);
@@ -242,8 +242,8 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kMergeThreads) void MergePartsKernel(DecodeArgs args)
       float acc = old_scale == 0.0f ? 0.0f : attention.state.acc[at * dim + d] * old_scale;
       for (int part = 0; part < work.parts; ++part) {
         const int64_t from = first + part * stride;
-        acc += args.parts.acc[from * dim + d] *
-               merged.Of(args.parts.max[from], args.parts.sum[from]);
+        acc +=
+            args.parts.acc[from * dim + d] * merged.Of(args.parts.max[from], args.parts.sum[from]);
       }
       attention.state.acc[at * dim + d] = acc;
     }

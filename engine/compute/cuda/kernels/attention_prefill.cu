@@ -18,9 +18,10 @@ struct PrefillShape {
   static constexpr int kQueryBytes = kPrefillRows * Tile::kStride;
   // Two stages of K and V; queries that end in registers pass through the second stage.
   static constexpr int kQueryOffset = kQueryInRegisters ? 2 * kTileBytes : 4 * kTileBytes;
-  static constexpr int kSharedBytes = kQueryInRegisters ? 4 * kTileBytes
-                                                        : 4 * kTileBytes + kQueryBytes;
+  static constexpr int kSharedBytes =
+      kQueryInRegisters ? 4 * kTileBytes : 4 * kTileBytes + kQueryBytes;
   static_assert(kQueryOffset + kQueryBytes <= kSharedBytes);
+  static_assert(kSharedBytes == PrefillSharedBytes(kHeadDim));
 };
 
 // One lane's two rows.
@@ -99,9 +100,8 @@ RF_DEVICE void LoadQueries(const AttentionArgs& args, const PrefillWork& work, i
                            unsigned char* tile) {
   using Tile = TileShape<kHeadDim>;
   static_assert(kPrefillRows * Tile::kChunks % kThreads == 0);
-  const unsigned char* first =
-      static_cast<const unsigned char*>(args.q) +
-      (kv_head * args.tokens * args.group + work.row) * Tile::kRowBytes;
+  const unsigned char* first = static_cast<const unsigned char*>(args.q) +
+                               (kv_head * args.tokens * args.group + work.row) * Tile::kRowBytes;
   RF_UNROLL
   for (int i = 0; i < kPrefillRows * Tile::kChunks / kThreads; ++i) {
     const int copy = static_cast<int>(threadIdx.x) + i * kThreads;

@@ -15,7 +15,7 @@ template <int kHeadDim>
 struct TileShape {
   static_assert(AttentionTakesHeadDim(kHeadDim) && kHeadDim % 16 == 0);
   static constexpr int kRowBytes = kHeadDim * 2;
-  static constexpr int kStride = kRowBytes + 16;  // bytes from row to row in shared memory
+  static constexpr int kStride = TileStride(kHeadDim);
   static constexpr int kChunks = kRowBytes / 16;  // copies of a row
 };
 
@@ -40,12 +40,12 @@ RF_DEVICE HeadPages PagesOfHead(const AttentionArgs& args, int run, int kv_head,
   const KvRunView view = args.runs[run];
   const int64_t head = static_cast<int64_t>(kv_head) * args.kv.page_tokens * row_bytes;
   HeadPages pages;
-  pages.k = reinterpret_cast<const unsigned char*>(args.kv.base) + view.offset +
-            args.kv.k_offset + head;
+  pages.k =
+      reinterpret_cast<const unsigned char*>(args.kv.base) + view.offset + args.kv.k_offset + head;
   pages.v_minus_k = args.kv.v_offset - args.kv.k_offset;
   pages.page_stride = args.kv.page_stride;
-  pages.table = view.first_page == KvRunView::kConsecutive ? nullptr
-                                                           : args.page_table + view.first_page;
+  pages.table =
+      view.first_page == KvRunView::kConsecutive ? nullptr : args.page_table + view.first_page;
   pages.page_tokens = static_cast<unsigned>(args.kv.page_tokens);
   pages.page_shift = -1;
   RF_UNROLL
@@ -111,8 +111,7 @@ struct QueryFragments<kHeadDim, true> {
   // `tile`: the warp's 16 rows.
   RF_DEVICE void Load(const unsigned char* tile) {
     const int lane = LaneId();
-    const unsigned char* row =
-        tile + lane % 16 * TileShape<kHeadDim>::kStride + lane / 16 * 16;
+    const unsigned char* row = tile + lane % 16 * TileShape<kHeadDim>::kStride + lane / 16 * 16;
     RF_UNROLL
     for (int step = 0; step < kHeadDim / 16; ++step) LdMatrixX4(a[step], row + step * 32);
   }
@@ -139,9 +138,8 @@ RF_DEVICE void Scores(const Query& query, const unsigned char* k_tile,
                       float (&scores)[kKeys / 8][4]) {
   const int lane = LaneId();
   // Matrices 0, 1: columns 0-7 and 8-15 of keys 0-7; matrices 2, 3: of keys 8-15.
-  const unsigned char* row = k_tile +
-                             (lane / 16 * 8 + lane % 8) * TileShape<kHeadDim>::kStride +
-                             lane / 8 % 2 * 16;
+  const unsigned char* row =
+      k_tile + (lane / 16 * 8 + lane % 8) * TileShape<kHeadDim>::kStride + lane / 8 % 2 * 16;
   RF_UNROLL
   for (int n = 0; n < kKeys / 8; ++n) {
     RF_UNROLL
@@ -222,8 +220,7 @@ RF_DEVICE void AddValues(const float (&probabilities)[kKeys / 8][4], const unsig
                          WarpState<kHeadDim>& state) {
   const int lane = LaneId();
   // Matrices 0, 1: keys 0-7 and 8-15 of columns 0-7; matrices 2, 3: of columns 8-15.
-  const unsigned char* row =
-      v_tile + lane % 16 * TileShape<kHeadDim>::kStride + lane / 16 * 16;
+  const unsigned char* row = v_tile + lane % 16 * TileShape<kHeadDim>::kStride + lane / 16 * 16;
   RF_UNROLL
   for (int step = 0; step < kKeys / 16; ++step) {
     // The layout of a product's result is the one of a left operand.

@@ -21,9 +21,8 @@ void ForEachItem(const TokenSpan& span, int group, int most, const Item& item) {
 std::vector<PrefillWork> PlanPrefill(const std::vector<TokenSpan>& spans, int group) {
   std::vector<const TokenSpan*> order;
   for (const TokenSpan& span : spans) order.push_back(&span);
-  std::stable_sort(order.begin(), order.end(), [](const TokenSpan* a, const TokenSpan* b) {
-    return a->visible > b->visible;
-  });
+  std::stable_sort(order.begin(), order.end(),
+                   [](const TokenSpan* a, const TokenSpan* b) { return a->visible > b->visible; });
   std::vector<PrefillWork> out;
   for (const TokenSpan* span : order) {
     const auto first = static_cast<std::ptrdiff_t>(out.size());

@@ -18,7 +18,7 @@ RF_DEVICE void StoreElement<float>(float* to, float v) {
 }
 
 // Calls function<T>(arguments...) for the type that `type` names.
-#define RF_FOR_ELEMENT(type, function, ...)      \
+#define RF_FOR_ELEMENT(type, function, ...)                  \
   ((type) == Element::kF32    ? function<float>(__VA_ARGS__) \
    : (type) == Element::kBF16 ? function<Bf16>(__VA_ARGS__)  \
                               : function<F16>(__VA_ARGS__))

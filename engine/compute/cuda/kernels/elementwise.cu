@@ -1,10 +1,9 @@
-#include "engine/compute/cuda/kernels/elementwise.h"
-
 #include <math.h>
 
 #include "engine/compute/cuda/device_code.h"
 #include "engine/compute/cuda/kernels/block_reduce.h"
 #include "engine/compute/cuda/kernels/element.h"
+#include "engine/compute/cuda/kernels/elementwise.h"
 #include "engine/compute/cuda/kernels/grid.h"
 #include "engine/compute/cuda/kernels/note_nonfinite.h"
 #include "engine/compute/cuda/launch.h"

@@ -1,7 +1,6 @@
-#include "engine/compute/cuda/kernels/kv_pages.h"
-
 #include "engine/compute/cuda/device_code.h"
 #include "engine/compute/cuda/kernels/grid.h"
+#include "engine/compute/cuda/kernels/kv_pages.h"
 #include "engine/compute/cuda/launch.h"
 
 namespace ringfill::gpu {
@@ -13,9 +12,8 @@ constexpr int kWordBytes = 16;
 // A block copies a page.
 RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void CopyPagesKernel(CopyPagesArgs args) {
   const int64_t i = blockIdx.x;
-  const std::byte* const from = args.pool +
-                                static_cast<int64_t>(args.pages[i]) * args.page_stride +
-                                args.layer_offset;
+  const std::byte* const from =
+      args.pool + static_cast<int64_t>(args.pages[i]) * args.page_stride + args.layer_offset;
   std::byte* const to = args.shard + i * args.layer_bytes;
   for (int64_t at = threadIdx.x * int64_t{kWordBytes}; at < args.layer_bytes;
        at += int64_t{kThreads} * kWordBytes) {

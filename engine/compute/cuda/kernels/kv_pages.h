@@ -6,8 +6,8 @@
 
 namespace ringfill::gpu {
 
-// shard page i = bytes [layer_offset, layer_offset + layer_bytes) of pool page pages[i]. Offsets and
-// sizes are multiples of 16. shard: [count][layer_bytes]
+// shard page i = bytes [layer_offset, layer_offset + layer_bytes) of pool page pages[i]. Offsets
+// and sizes are multiples of 16. shard: [count][layer_bytes]
 struct CopyPagesArgs {
   const std::byte* pool;
   int64_t page_stride;

@@ -1,10 +1,9 @@
-#include "engine/compute/cuda/kernels/rope.h"
-
 #include <math.h>
 
 #include "engine/compute/cuda/device_code.h"
 #include "engine/compute/cuda/kernels/element.h"
 #include "engine/compute/cuda/kernels/grid.h"
+#include "engine/compute/cuda/kernels/rope.h"
 #include "engine/compute/cuda/launch.h"
 
 namespace ringfill::gpu {
@@ -17,8 +16,7 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void RopeAnglesKernel(const int64_t* positi
                                                            float* angles) {
   const int64_t at = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (at >= rows * pairs) return;
-  const double angle =
-      static_cast<double>(position[at / pairs]) * frequency[at % pairs];
+  const double angle = static_cast<double>(position[at / pairs]) * frequency[at % pairs];
   angles[2 * at] = static_cast<float>(cos(angle));
   angles[2 * at + 1] = static_cast<float>(sin(angle));
 }
@@ -77,8 +75,7 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void RotateAndStoreKernel(RotateAndStoreArg
     const int head = i / pairs, d = i % pairs * 2;
     const Pair v = Rotated(q + head * args.head_dim, angles, args.rope_dims, d);
     const int64_t packed =
-        (head / args.group * args.all_rows + args.first_row + row) * args.group +
-        head % args.group;
+        (head / args.group * args.all_rows + args.first_row + row) * args.group + head % args.group;
     StorePair(static_cast<T*>(args.packed_q) + packed * args.head_dim + d,
               {v.even * scale, v.odd * scale});
   }

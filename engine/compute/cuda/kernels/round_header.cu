@@ -1,6 +1,5 @@
-#include "engine/compute/cuda/kernels/round_header.h"
-
 #include "engine/compute/cuda/device_code.h"
+#include "engine/compute/cuda/kernels/round_header.h"
 #include "engine/compute/cuda/launch.h"
 
 namespace ringfill::gpu {

@@ -1,10 +1,9 @@
-#include "engine/compute/cuda/kernels/sampling.h"
-
 #include <math.h>
 
 #include "engine/compute/cuda/device_code.h"
 #include "engine/compute/cuda/kernels/block_reduce.h"
 #include "engine/compute/cuda/kernels/grid.h"
+#include "engine/compute/cuda/kernels/sampling.h"
 #include "engine/compute/cuda/launch.h"
 
 namespace ringfill::gpu {
@@ -52,8 +51,8 @@ RF_DEVICE Key KeyOf(float logit, int id, float max) {
 struct Candidates {
   const float* logits;
   int vocab;
-  float max;          // of those not banned
-  float sharpness;    // 1 / temperature
+  float max;        // of those not banned
+  float sharpness;  // 1 / temperature
   float least_logit;
   Key least;
 
@@ -166,8 +165,8 @@ RF_DEVICE Key Largest(const float* logits, int vocab, const Scratch& scratch) {
   Key best = 0;
   for (int id = static_cast<int>(threadIdx.x); id < vocab; id += kThreads) {
     if (!(logits[id] > -kInfinity)) continue;
-    const Key key = static_cast<Key>(Ordered(logits[id])) << 24 |
-                    (kIdMask - static_cast<unsigned>(id));
+    const Key key =
+        static_cast<Key>(Ordered(logits[id])) << 24 | (kIdMask - static_cast<unsigned>(id));
     best = key > best ? key : best;
   }
   return BlockReduce<kThreads>(best, MaxOp(), scratch.reduce);
@@ -209,8 +208,8 @@ RF_DEVICE void Adjust(const SampleArgs& args, const SampleRow& row, float* logit
 // The lowest logit that min_p leaves.
 RF_DEVICE float MinPCut(const SampleRow& row, float max) {
   if (row.min_p <= 0.0f) return -kInfinity;
-  const double cut = static_cast<double>(max) + static_cast<double>(row.temperature) *
-                                                    log(static_cast<double>(row.min_p));
+  const double cut = static_cast<double>(max) +
+                     static_cast<double>(row.temperature) * log(static_cast<double>(row.min_p));
   const float rounded = static_cast<float>(cut);
   return static_cast<double>(rounded) < cut ? nextafterf(rounded, kInfinity) : rounded;
 }
@@ -222,8 +221,8 @@ RF_DEVICE int Pick(const float* logits, int vocab, const SampleRow& row, Key bes
   Candidates candidates = {logits, vocab, logits[greedy], 1.0f / row.temperature, -kInfinity, 0};
   const bool top_k = row.top_k > 0 && row.top_k < vocab;
   if (top_k) {
-    candidates.least = Descend(candidates, CountOf{candidates}, static_cast<Mass>(row.top_k),
-                               scratch);
+    candidates.least =
+        Descend(candidates, CountOf{candidates}, static_cast<Mass>(row.top_k), scratch);
   }
   candidates.least_logit = MinPCut(row, candidates.max);
   Mass total = TotalWeight(candidates, scratch);
@@ -309,9 +308,8 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads, 1) void SampleKernel(SampleArgs args) {
   if (!first) return;
   out.status = best != 0 ? SampleStatus::kOk : SampleStatus::kAllBanned;
   out.id = id;
-  out.logprob = id >= 0 && row.top_logprobs >= 0
-                    ? static_cast<float>(logits[id] - log_sum_exp)
-                    : 0.0f;
+  out.logprob =
+      id >= 0 && row.top_logprobs >= 0 ? static_cast<float>(logits[id] - log_sum_exp) : 0.0f;
 }
 
 constexpr int kScoreThreads = 256;

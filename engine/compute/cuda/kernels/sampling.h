@@ -23,11 +23,11 @@ struct LogitAdjustment {
 };
 
 struct SampleRow {
-  float temperature = 0.0f;  // 0: greedy, the first of the largest
-  int32_t top_k = 0;         // 0: off
-  float top_p = 1.0f;        // 1: off
-  float min_p = 0.0f;        // 0: off
-  double draw = 0.0;         // UniformDraw: in [0, 1)
+  float temperature = 0.0f;   // 0: greedy, the first of the largest
+  int32_t top_k = 0;          // 0: off
+  float top_p = 1.0f;         // 1: off
+  float min_p = 0.0f;         // 0: off
+  double draw = 0.0;          // UniformDraw: in [0, 1)
   int32_t top_logprobs = -1;  // -1: no log-probabilities; else up to kMaxTopLogprobs
   // Of LogitAdjustments with count > 0, in this order: positive logits are divided by `repetition`
   // and negative ones multiplied with it (Keskar et al., "CTRL", 2019); then count * frequency
@@ -43,9 +43,9 @@ enum class SampleStatus : int32_t { kOk = 0, kNotFinite = 1, kAllBanned = 2 };
 
 struct SampledToken {
   SampleStatus status;
-  int32_t id;      // kNotFinite: the first token whose logit is not finite
-  float logprob;   // natural; only with top_logprobs >= 0
-  int32_t top;     // entries of the lists
+  int32_t id;                       // kNotFinite: the first token whose logit is not finite
+  float logprob;                    // natural; only with top_logprobs >= 0
+  int32_t top;                      // entries of the lists
   int32_t top_id[kMaxTopLogprobs];  // descending, ties by lower id
   float top_logprob[kMaxTopLogprobs];
 };
@@ -53,7 +53,7 @@ struct SampledToken {
 struct SampleArgs {
   float* logits;  // [rows][vocab]; changed while the kernel runs, and put back
   int64_t rows;
-  int64_t vocab;  // at most kMaxSampledVocab
+  int64_t vocab;                 // at most kMaxSampledVocab
   const SampleRow* row;          // [rows]
   LogitAdjustment* adjustments;  // of all rows; may be null when there are none
   SampledToken* out;             // [rows]
@@ -67,7 +67,7 @@ struct ScoreState {
   float target_logit;
 };
 struct ScoreArgs {
-  const float* logits;    // [rows][count]: tokens [begin, begin + count)
+  const float* logits;  // [rows][count]: tokens [begin, begin + count)
   int64_t rows;
   int64_t begin;
   int64_t count;

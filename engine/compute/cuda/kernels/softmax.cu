@@ -1,8 +1,7 @@
-#include "engine/compute/cuda/kernels/softmax.h"
-
 #include "engine/compute/cuda/device_code.h"
 #include "engine/compute/cuda/kernels/element.h"
 #include "engine/compute/cuda/kernels/grid.h"
+#include "engine/compute/cuda/kernels/softmax.h"
 #include "engine/compute/cuda/launch.h"
 
 namespace ringfill::gpu {
@@ -56,8 +55,7 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void NormalizeKernel(NormalizeArgs args) {
   if (out_row >= args.tokens * heads) return;
   const int64_t token = out_row / heads;
   const int head = static_cast<int>(out_row % heads);
-  const int64_t row =
-      (head / args.group * args.tokens + token) * args.group + head % args.group;
+  const int64_t row = (head / args.group * args.tokens + token) * args.group + head % args.group;
   float max = -kInfinity, sum = 0.0f;
   for (int part = 0; part < args.parts; ++part) {
     const float part_sum = args.sum[part * args.part_stride + row];

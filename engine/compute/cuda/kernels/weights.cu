@@ -1,8 +1,7 @@
-#include "engine/compute/cuda/kernels/weights.h"
-
 #include "engine/compute/cuda/device_code.h"
 #include "engine/compute/cuda/kernels/element.h"
 #include "engine/compute/cuda/kernels/grid.h"
+#include "engine/compute/cuda/kernels/weights.h"
 #include "engine/compute/cuda/launch.h"
 
 namespace ringfill::gpu {
@@ -159,8 +158,7 @@ int Expand(StoredWeight type, const ExpandArgs& args, Element out_type, KernelSt
 
 int ExpandWeights(StoredWeight type, const std::byte* stored, int64_t n, Element out_type,
                   void* out, KernelStream stream) {
-  return Expand(type,
-                {reinterpret_cast<const unsigned char*>(stored), n, nullptr, 1, out},
+  return Expand(type, {reinterpret_cast<const unsigned char*>(stored), n, nullptr, 1, out},
                 out_type, stream);
 }
 

@@ -87,11 +87,16 @@ INSTANTIATE_TEST_SUITE_P(Shapes, DecodeTest,
 // Several tokens of one run, more query heads than a work item has rows, first visible tokens.
 TEST(Decode, ChunksAndWideGroups) {
   for (const int group : {1, 5, 20}) {
-    const GpuKv kv({.type = Element::kBF16, .head_dim = 64, .kv_heads = 1, .page_tokens = 32,
+    const GpuKv kv({.type = Element::kBF16,
+                    .head_dim = 64,
+                    .kv_heads = 1,
+                    .page_tokens = 32,
                     .run_tokens = {530}});
-    GpuQueryOptions options{.group = group, .run = std::vector<int>(9, 0),
+    GpuQueryOptions options{.group = group,
+                            .run = std::vector<int>(9, 0),
                             .visible = {0, 1, 63, 64, 300, 301, 512, 529, 530},
-                            .begin = {0, 0, 5, 64, 100, 250, 250, 300, 529}, .fresh = false};
+                            .begin = {0, 0, 5, 64, 100, 250, 250, 300, 529},
+                            .fresh = false};
     for (const bool from_start : {true, false}) {
       if (from_start) options.begin.clear();
       const GpuQueries queries(kv, options);

@@ -29,7 +29,8 @@ class DeviceArray {
     Write(values);
   }
   ~DeviceArray() {
-    if (data_ != nullptr) EXPECT_EQ(cudaFree(data_), cudaSuccess);
+    if (data_ == nullptr) return;
+    EXPECT_EQ(cudaFree(data_), cudaSuccess);
   }
   DeviceArray(DeviceArray&& other) noexcept { *this = std::move(other); }
   DeviceArray& operator=(DeviceArray&& other) noexcept {
@@ -44,9 +45,9 @@ class DeviceArray {
   void Write(const std::vector<T>& values) { Write(0, values); }
   void Write(size_t at, const std::vector<T>& values) {
     ASSERT_LE(at + values.size(), size_);
-    ASSERT_EQ(cudaMemcpy(data_ + at, values.data(), values.size() * sizeof(T),
-                         cudaMemcpyHostToDevice),
-              cudaSuccess);
+    ASSERT_EQ(
+        cudaMemcpy(data_ + at, values.data(), values.size() * sizeof(T), cudaMemcpyHostToDevice),
+        cudaSuccess);
   }
   std::vector<T> Read() const {
     std::vector<T> out(size_);

@@ -34,8 +34,7 @@ inline std::vector<std::byte> ToBytes(Element type, const std::vector<float>& va
     if (type == Element::kF32) {
       std::memcpy(out.data() + i * 4, &values[i], 4);
     } else {
-      const uint16_t bits =
-          type == Element::kBF16 ? ToBf16(values[i]).bits : HalfBits(values[i]);
+      const uint16_t bits = type == Element::kBF16 ? ToBf16(values[i]).bits : HalfBits(values[i]);
       std::memcpy(out.data() + i * 2, &bits, 2);
     }
   }

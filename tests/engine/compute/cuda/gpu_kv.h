@@ -23,8 +23,8 @@ struct GpuKvOptions {
   int head_dim = 64;
   int kv_heads = 1;
   int page_tokens = 16;
-  std::vector<int64_t> run_tokens;  // of each run
-  bool indexed = true;              // pages scattered with gaps, else consecutive
+  std::vector<int64_t> run_tokens = {};  // of each run
+  bool indexed = true;                   // pages scattered with gaps, else consecutive
   float k_scale = 1.0f;
   uint32_t seed = 1;
 };
@@ -82,9 +82,8 @@ class GpuKv {
 
   std::byte* PageOf(size_t run, int64_t logical, std::vector<std::byte>& image) const {
     const KvRunView& view = host_runs_[run];
-    const int64_t page = options_.indexed
-                             ? host_table_[static_cast<size_t>(view.first_page + logical)]
-                             : logical;
+    const int64_t page =
+        options_.indexed ? host_table_[static_cast<size_t>(view.first_page + logical)] : logical;
     return image.data() + view.offset + page * stride_;
   }
 
@@ -174,10 +173,10 @@ struct DeviceStates {
 
 struct GpuQueryOptions {
   int group = 1;
-  std::vector<int> run;          // [tokens]
-  std::vector<int64_t> visible;  // [tokens]
-  std::vector<int64_t> begin;    // [tokens], or empty
-  bool fresh = true;             // states start empty
+  std::vector<int> run = {};          // [tokens]
+  std::vector<int64_t> visible = {};  // [tokens]
+  std::vector<int64_t> begin = {};    // [tokens], or empty
+  bool fresh = true;                  // states start empty
   uint32_t seed = 2;
 };
 

@@ -30,8 +30,7 @@ TEST(CopyPages, TakesOneLayerOfEach) {
     const KvGeometry geometry = Geometry(head_dim, 16);
     const std::vector<std::byte> pool = RandomBytes(7 * geometry.PageBytes(), 1);
     const DeviceArray<std::byte> device_pool(pool);
-    for (const std::vector<uint32_t>& pages :
-         {std::vector<uint32_t>{}, {3}, {6, 0, 2, 2, 5}}) {
+    for (const std::vector<uint32_t>& pages : {std::vector<uint32_t>{}, {3}, {6, 0, 2, 2, 5}}) {
       const size_t layer_bytes = geometry.LayerBytes();
       const DeviceArray<uint32_t> device_pages(pages);
       const DeviceArray<std::byte> shard(pages.size() * layer_bytes);
@@ -72,17 +71,16 @@ TEST(StoreRows, PutsRowsOfAnInboxIntoPages) {
     targets[5] = {};
     const DeviceArray<std::byte> device_inbox(inbox), device_pool(pool);
     const DeviceArray<KvTarget> device_targets(targets);
-    ASSERT_EQ(
-        StoreRows({.inbox = device_inbox.data(),
-                   .targets = device_targets.data(),
-                   .rows = kRows,
-                   .kv_heads = 2,
-                   .head_dim = head_dim,
-                   .pages = {device_pool.data(), static_cast<int64_t>(geometry.PageBytes()),
-                             static_cast<int64_t>(geometry.KOffset(2, 0)),
-                             static_cast<int64_t>(geometry.VOffset(2, 0)), kPageTokens}},
-                  nullptr),
-        0);
+    ASSERT_EQ(StoreRows({.inbox = device_inbox.data(),
+                         .targets = device_targets.data(),
+                         .rows = kRows,
+                         .kv_heads = 2,
+                         .head_dim = head_dim,
+                         .pages = {device_pool.data(), static_cast<int64_t>(geometry.PageBytes()),
+                                   static_cast<int64_t>(geometry.KOffset(2, 0)),
+                                   static_cast<int64_t>(geometry.VOffset(2, 0)), kPageTokens}},
+                        nullptr),
+              0);
     for (size_t r = 0; r < targets.size(); ++r) {
       if (targets[r].page == KvTarget::kNoPage) continue;
       std::byte* page = pool.data() + targets[r].page * geometry.PageBytes();

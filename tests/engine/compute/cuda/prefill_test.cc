@@ -31,8 +31,8 @@ std::vector<TokenSpan> SpansOf(const GpuQueryOptions& options) {
 
 HostStates RunPrefill(const GpuKv& kv, const GpuQueries& queries, uint64_t* nonfinite = nullptr) {
   const DeviceStates states(queries.start());
-  const DeviceArray<PrefillWork> work(PlanPrefill(SpansOf(queries.options()),
-                                                  queries.options().group));
+  const DeviceArray<PrefillWork> work(
+      PlanPrefill(SpansOf(queries.options()), queries.options().group));
   const DeviceArray<unsigned long long> mask(std::vector<unsigned long long>{0});
   EXPECT_EQ(AttendPrefill({.attention = queries.Args(states.arrays()),
                            .work = work.data(),
@@ -172,10 +172,10 @@ TEST(Prefill, HugeScores) {
 
 TEST(Prefill, SeeingNothingKeepsTheState) {
   for (const int64_t tokens : {0, 40}) {
-    const GpuKv kv({.type = Element::kF16, .head_dim = 80, .page_tokens = 16,
-                    .run_tokens = {tokens}});
-    const GpuQueries queries(
-        kv, {.group = 3, .run = {0, 0}, .visible = {0, tokens}, .fresh = false});
+    const GpuKv kv(
+        {.type = Element::kF16, .head_dim = 80, .page_tokens = 16, .run_tokens = {tokens}});
+    const GpuQueries queries(kv,
+                             {.group = 3, .run = {0, 0}, .visible = {0, tokens}, .fresh = false});
     const HostStates got = RunPrefill(kv, queries);
     for (size_t row = 0; row < 3; ++row) {
       EXPECT_EQ(got.max[row], queries.start().max[row]);
@@ -188,10 +188,13 @@ TEST(Prefill, SeeingNothingKeepsTheState) {
 // In order and cut at multiples of kPrefillKeys, rounds give the bits of one call.
 TEST(Prefill, RoundsInOrderGiveEqualBits) {
   for (const int dim : {96, 256}) {
-    const GpuKv kv({.type = Element::kBF16, .head_dim = dim, .page_tokens = 64,
-                    .run_tokens = {300}, .k_scale = 2.0f});
-    GpuQueryOptions options{.group = 2, .run = {0, 0, 0}, .visible = {65, 128, 300},
-                            .fresh = false};
+    const GpuKv kv({.type = Element::kBF16,
+                    .head_dim = dim,
+                    .page_tokens = 64,
+                    .run_tokens = {300},
+                    .k_scale = 2.0f});
+    GpuQueryOptions options{
+        .group = 2, .run = {0, 0, 0}, .visible = {65, 128, 300}, .fresh = false};
     const GpuQueries whole(kv, options);
     const HostStates want = RunPrefill(kv, whole);
     const DeviceStates states(whole.start());
@@ -272,8 +275,11 @@ TEST(Prefill, NotFiniteIsNoted) {
 TEST(Prefill, OffsetsAre64Bit) {
   constexpr int64_t kStride = int64_t{3} << 29;
   constexpr int kDim = 64, kPage = 16, kPages = 4;
-  const GpuKv near({.type = Element::kBF16, .head_dim = kDim, .page_tokens = kPage,
-                    .run_tokens = {kPages * kPage}, .indexed = false});
+  const GpuKv near({.type = Element::kBF16,
+                    .head_dim = kDim,
+                    .page_tokens = kPage,
+                    .run_tokens = {kPages * kPage},
+                    .indexed = false});
   std::byte* far = nullptr;
   ASSERT_EQ(cudaMalloc(&far, static_cast<size_t>(kPages * kStride)), cudaSuccess);
   const KvPages from = near.pages();

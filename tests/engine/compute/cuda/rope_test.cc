@@ -26,7 +26,8 @@ std::vector<float> Normals(int64_t n, uint32_t seed) {
 
 TEST(RopeAngles, MatchTheCpuAtMillions) {
   for (const int dims : {2, 64, 80, 128}) {
-    const ringfill::Rope rope({.head_dim = dims, .rope_dims = dims, .base = 10000.0});
+    const ringfill::Rope rope(
+        {.head_dim = dims, .rope_dims = dims, .base = 10000.0, .factors = {}});
     std::vector<double> frequency;
     for (int i = 0; i < dims / 2; ++i) frequency.push_back(std::pow(10000.0, -2.0 * i / dims));
     const std::vector<int64_t> position = {0, 1, 2, 63, 8191, 131071, 9999991};
@@ -120,7 +121,7 @@ TEST_P(RotateAndStoreTest, PutsEverythingInItsPlace) {
             0);
 
   // What the CPU makes of the same rows, in its order.
-  const ringfill::Rope rope({.head_dim = s.head_dim, .rope_dims = s.rope_dims});
+  const ringfill::Rope rope({.head_dim = s.head_dim, .rope_dims = s.rope_dims, .factors = {}});
   const float nan = FromBytes(type(), std::vector<std::byte>(4, std::byte{0xff}))[0];
   ASSERT_TRUE(std::isnan(nan));
   const std::vector<std::byte> got_pool = pool.Read(), got_outbox = outbox.Read();

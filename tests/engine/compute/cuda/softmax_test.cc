@@ -97,9 +97,8 @@ TEST(NormalizeStates, MergesPartsInTheOrderOfHeads) {
           const int64_t head = row / (tokens * group) * group + row % group;
           for (int d = 0; d < dim; ++d) {
             const float value = want[static_cast<size_t>(d)];
-            ASSERT_NEAR(
-                got[static_cast<size_t>((token * kv_heads * group + head) * dim + d)], value,
-                (1e-5f + Epsilon(type)) * (1e-3f + std::fabs(value)) + 1e-5f)
+            ASSERT_NEAR(got[static_cast<size_t>((token * kv_heads * group + head) * dim + d)],
+                        value, (1e-5f + Epsilon(type)) * (1e-3f + std::fabs(value)) + 1e-5f)
                 << ElementName(type) << " row " << row << " dim " << d;
           }
         }

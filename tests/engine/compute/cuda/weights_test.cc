@@ -13,9 +13,8 @@
 namespace ringfill::gpu {
 namespace {
 
-constexpr StoredWeight kStored[] = {StoredWeight::kF32,  StoredWeight::kF16,
-                                    StoredWeight::kBF16, StoredWeight::kQ4_0,
-                                    StoredWeight::kQ4_1, StoredWeight::kQ8_0};
+constexpr StoredWeight kStored[] = {StoredWeight::kF32,  StoredWeight::kF16,  StoredWeight::kBF16,
+                                    StoredWeight::kQ4_0, StoredWeight::kQ4_1, StoredWeight::kQ8_0};
 
 // The same names in the same order.
 WeightType TypeOf(StoredWeight type) { return static_cast<WeightType>(type); }
