@@ -32,6 +32,8 @@ ALLOWED = {
     "bench": BELOW_SERVER,
     "tools": (*BELOW_SERVER, "tests/testing"),
     "tests/testing": BELOW_SERVER,
+    "tests/cuda_emulation": ("base", "engine/compute/cuda/device_code.h",
+                             "engine/compute/cuda/launch.h"),
     "tests/base": ("base", "tests/testing"),
     "tests/kvcache": ("base", "kvcache", "tests/testing"),
     "tests/engine": (*BELOW_SERVER, "tests/testing"),

@@ -65,6 +65,7 @@ std::string BlockExecutor::RunGrid(const KernelLaunch& launch, int device, uint6
               static_cast<unsigned>(at / launch.grid.x % launch.grid.y),
               static_cast<unsigned>(at / launch.grid.x / launch.grid.y)});
   }
+  for (int i = 0; i < count_; ++i) ForgetCopies(thread(i));
   running.executor = nullptr;
   return failure_;
 }
@@ -112,11 +113,15 @@ void BlockExecutor::RunBlock(uint3 block) {
     ready_.pop_back();
     current_->fiber.Resume();
     running.checking = false;
-    if (current_->state != BlockThread::State::kExited) continue;
-    for (const AsyncCopy& copy : current_->copies) {
-      races_.EndCopy(SharedOffset(copy.shared), 16, WhoIs(*current_));
-    }
+    if (current_->state == BlockThread::State::kExited) ForgetCopies(*current_);
   }
+}
+
+void BlockExecutor::ForgetCopies(BlockThread& t) {
+  for (const AsyncCopy& copy : t.copies) {
+    races_.EndCopy(SharedOffset(copy.shared), 16, WhoIs(t));
+  }
+  t.copies.clear();
 }
 
 // Nobody can go on: all have ended (false), all are at one barrier, or something is wrong.

@@ -106,6 +106,8 @@ class BlockExecutor {
   static void RunThread(void* thread);
   void StartBlock(uint3 block);
   void RunBlock(uint3 block);
+  // Those that were never waited for.
+  void ForgetCopies(BlockThread& thread);
   bool ReleaseBarrier();
   void FailWhereStuck();
   void CheckShared(AccessKind kind, const void* p, size_t bytes, const BlockThread& thread,
