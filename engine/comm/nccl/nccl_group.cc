@@ -1,0 +1,196 @@
+#include "engine/comm/nccl/nccl_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "engine/comm/nccl/nccl_lane.h"
+#include "engine/compute/cuda/cuda_api.h"
+#include "engine/compute/cuda/cuda_event.h"
+
+namespace ringfill {
+namespace {
+
+// Buffers of GatherOnHost: on the device, and pinned ones on the host. They only grow.
+class HostMessages {
+ public:
+  ~HostMessages() { Free(); }
+  absl::Status Reserve(int device, size_t bytes) {
+    if (bytes <= bytes_) return absl::OkStatus();
+    Free();
+    bytes = std::max<size_t>(bytes, 4096);
+    RF_RETURN_IF_CUDA_ERROR(device, cudaMalloc(reinterpret_cast<void**>(&device_), bytes));
+    RF_RETURN_IF_CUDA_ERROR(device, cudaMallocHost(reinterpret_cast<void**>(&host_), bytes));
+    bytes_ = bytes;
+    return absl::OkStatus();
+  }
+  std::byte* on_device() const { return device_; }
+  std::byte* on_host() const { return host_; }
+
+ private:
+  void Free() {
+    if (device_ != nullptr) (void)cudaFree(device_);
+    if (host_ != nullptr) (void)cudaFreeHost(host_);
+    device_ = host_ = nullptr;
+    bytes_ = 0;
+  }
+  std::byte* device_ = nullptr;
+  std::byte* host_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  explicit NcclCommunicator(std::shared_ptr<NcclLane> lane) : lane_(std::move(lane)) {}
+  ~NcclCommunicator() override { lane_->Stop(); }
+
+  int rank() const override { return lane_->rank(); }
+  int size() const override { return lane_->ranks(); }
+
+  TransferPtr StartExchange(ExchangeArgs args) override {
+    RF_CHECK(args.to >= 0 && args.to < size() && args.from >= 0 && args.from < size());
+    return lane_->Start({args.label, args.to, args.from, args.send, args.recv},
+                        std::move(args.after), args.deadline);
+  }
+
+  TransferPtr StartAllGather(AllGatherArgs args) override {
+    RF_CHECK(args.recv.size() == args.send.size() * static_cast<size_t>(size()));
+    return lane_->Start({args.label, 0, 0, args.send, args.recv}, std::move(args.after),
+                        args.deadline);
+  }
+
+  absl::Status Barrier(Instant deadline) override {
+    const std::byte mine{1};
+    std::vector<std::byte> all(static_cast<size_t>(size()));
+    return GatherOnHost({&mine, 1}, all, deadline);
+  }
+
+  absl::Status GatherOnHost(std::span<const std::byte> send, std::span<std::byte> recv,
+                            Instant deadline) override;
+
+  void Abort(absl::Status status) override { lane_->abort().Abort(status); }
+  void TraceTo(TraceBuffer* trace) override { lane_->TraceTo(trace); }
+
+  // Connects each two ranks, which NCCL does in their first transfer.
+  absl::Status MeetAll(Instant deadline);
+
+ private:
+  absl::Status Gather(std::span<const std::byte> send, std::span<std::byte> recv, Instant deadline);
+
+  const std::shared_ptr<NcclLane> lane_;
+  HostMessages messages_;
+};
+
+absl::Status NcclCommunicator::GatherOnHost(std::span<const std::byte> send,
+                                            std::span<std::byte> recv, Instant deadline) {
+  RF_CHECK(recv.size() == send.size() * static_cast<size_t>(size()));
+  RF_RETURN_IF_ERROR(lane_->abort().status());
+  const absl::Status status = Gather(send, recv, deadline);
+  if (!status.ok()) lane_->abort().Abort(status);
+  return status.ok() ? status : lane_->abort().status();
+}
+
+absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span<std::byte> recv,
+                                      Instant deadline) {
+  const int device = lane_->device();
+  const cudaStream_t stream = lane_->stream();
+  RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
+  RF_RETURN_IF_ERROR(messages_.Reserve(device, send.size() + recv.size()));
+  std::byte* const part = messages_.on_device();
+  std::byte* const parts = part + send.size();
+  std::copy(send.begin(), send.end(), messages_.on_host());
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(part, messages_.on_host(), send.size(),
+                                                  cudaMemcpyHostToDevice, stream));
+  OpLabel label;
+  label.kind = OpKind::kAllGather;
+  label.bytes = static_cast<int64_t>(send.size());
+  RF_RETURN_IF_ERROR(
+      lane_->Start({label, 0, 0, {part, send.size()}, {parts, recv.size()}}, {}, deadline)
+          ->Await(Instant::max()));
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(messages_.on_host(), parts, recv.size(),
+                                                  cudaMemcpyDeviceToHost, stream));
+  RF_ASSIGN_OR_RETURN(const CudaEventHandle copied,
+                      CudaEventHandle::Make(CudaEventHandle::Timing::kOff));
+  RF_RETURN_IF_CUDA_ERROR(device, cudaEventRecord(copied.get(), stream));
+  RF_RETURN_IF_ERROR(AwaitCudaEvent(copied.get(), deadline));
+  std::copy_n(messages_.on_host(), recv.size(), recv.begin());
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::MeetAll(Instant deadline) {
+  RF_RETURN_IF_CUDA_ERROR(lane_->device(), cudaSetDevice(lane_->device()));
+  RF_RETURN_IF_ERROR(messages_.Reserve(lane_->device(), 2));
+  std::byte* const bytes = messages_.on_device();
+  for (int shift = 0; shift < size(); ++shift) {
+    NcclMove move;
+    move.label.kind = OpKind::kExchange;
+    move.to = (rank() + shift) % size();
+    move.from = (rank() + size() - shift) % size();
+    move.send = {bytes, 1};
+    move.recv = {bytes + 1, 1};
+    RF_RETURN_IF_ERROR(lane_->Start(move, {}, deadline)->Await(Instant::max()));
+  }
+  return Barrier(deadline);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& options,
+                                                      std::shared_ptr<NcclAbort> abort) {
+  RF_CHECK(options.rank >= 0 && options.rank < options.ranks);
+  RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane, NcclLane::Form(options, std::move(abort)));
+  auto end = std::make_unique<NcclCommunicator>(std::move(lane));
+  RF_RETURN_IF_ERROR(end->MeetAll(options.deadline));
+  return end;
+}
+
+}  // namespace
+
+absl::StatusOr<NcclId> NewNcclId() {
+  ncclUniqueId id;
+  static_assert(sizeof(id) == sizeof(NcclId));
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) {
+    return absl::InternalError(
+        absl::StrCat("NCCL makes no id for a group: ", ncclGetErrorString(result)));
+  }
+  NcclId bytes;
+  std::memcpy(bytes.data(), &id, sizeof(id));
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions& options) {
+  return FormEnd(options, std::make_shared<NcclAbort>());
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
+    const std::vector<int>& devices, Instant deadline) {
+  RF_CHECK(!devices.empty());
+  RF_ASSIGN_OR_RETURN(const NcclId id, NewNcclId());
+  const auto abort = std::make_shared<NcclAbort>();
+  const size_t ranks = devices.size();
+  std::vector<std::unique_ptr<Communicator>> ends(ranks);
+  std::vector<std::thread> threads;
+  // Joining and the first transfer between two ranks wait for the other one.
+  for (size_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      absl::StatusOr<std::unique_ptr<Communicator>> end = FormEnd({.rank = static_cast<int>(r),
+                                                                   .ranks = static_cast<int>(ranks),
+                                                                   .device = devices[r],
+                                                                   .id = id,
+                                                                   .deadline = deadline},
+                                                                  abort);
+      if (end.ok()) {
+        ends[r] = *std::move(end);
+      } else {
+        abort->Abort(end.status());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  RF_RETURN_IF_ERROR(abort->status());
+  return ends;
+}
+
+}  // namespace ringfill
