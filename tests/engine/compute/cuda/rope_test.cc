@@ -62,7 +62,7 @@ class RotateAndStoreTest : public testing::TestWithParam<std::tuple<Shape, Eleme
                   const std::string& what) const {
     ASSERT_EQ(got.size(), want.size());
     for (size_t i = 0; i < got.size(); ++i) {
-      ASSERT_NEAR(got[i], want[i], (Epsilon(type()) + 1e-6f) * (0.01f + std::fabs(want[i])))
+      ASSERT_NEAR(got[i], want[i], Epsilon(type()) * std::fabs(want[i]) + 1e-6f)
           << what << " at " << i;
     }
   }
