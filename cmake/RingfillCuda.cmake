@@ -55,8 +55,10 @@ if(RINGFILL_HAVE_CUDA)
   set(CMAKE_CUDA_ARCHITECTURES OFF)
   set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
   enable_language(CUDA)
+  # nvcc knows C++20, which this CMake does not know of it.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
   set(CMAKE_CUDA_STANDARD 20)
-  set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   if(RINGFILL_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${RINGFILL_CCACHE})
   endif()
@@ -80,5 +82,5 @@ function(ringfill_cuda_library name)
   target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall$<SEMICOLON>-Wextra$<SEMICOLON>-Werror>
-    $<$<COMPILE_LANGUAGE:CUDA>:${RINGFILL_CUDA_GENCODE}$<SEMICOLON>-Werror=all-warnings>)
+    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings$<SEMICOLON>${RINGFILL_CUDA_GENCODE}>)
 endfunction()
