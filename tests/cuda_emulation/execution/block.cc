@@ -221,7 +221,9 @@ void BlockExecutor::Meet(const Collective& collective, void* operands, Complete 
              collective.site);
       Leave();
     }
-    if (other.state != BlockThread::State::kAtCollective) {
+    // One that waits for others alone may come here later.
+    if (other.state != BlockThread::State::kAtCollective ||
+        (other.waiting.mask >> self.lane() & 1) == 0) {
       complete_now = false;
     } else if (other.waiting.mask != collective.mask || other.waiting.name != collective.name ||
                !SameSite(other.waiting.site, collective.site)) {
