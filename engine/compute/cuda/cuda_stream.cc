@@ -30,6 +30,13 @@ CudaStream::CudaStream(int device, cudaStream_t stream, TraceBuffer* trace)
       marks_(std::make_shared<StreamMarks>(device, trace)) {}
 
 CudaStream::~CudaStream() {
+  Stop();
+  // What was freed since.
+  (void)cudaStreamSynchronize(stream_);
+  (void)cudaStreamDestroy(stream_);
+}
+
+void CudaStream::Stop() {
   marks_->Fail(absl::CancelledError("the stream has ended"));
   {
     MutexLock lock(&held_mutex_);
@@ -41,7 +48,6 @@ CudaStream::~CudaStream() {
   (void)cudaStreamSynchronize(stream_);
   marks_->Poll();
   marks_->End();
-  (void)cudaStreamDestroy(stream_);
 }
 
 void CudaStream::Submit(std::function<void()> job) {

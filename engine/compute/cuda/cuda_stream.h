@@ -46,6 +46,10 @@ class CudaStream final : public Stream {
   using Work = std::function<absl::Status(cudaStream_t)>;
   void Enqueue(const OpLabel& label, Work work);
 
+  // Drops what is held back and waits for what is on the GPU, before what it uses goes. Nothing is
+  // queued afterwards but what frees memory.
+  void Stop();
+
   // ---- for work alone
   // Pinned host memory for copies in either direction, aligned to 64 bytes, until all that is
   // queued by now has run and its Thens are through.
