@@ -7,7 +7,6 @@
 
 #include "base/float_types.h"
 #include "gtest/gtest.h"
-#include "tests/cuda_emulation/emulation.h"
 #include "tests/cuda_emulation/random.h"
 #include "tests/cuda_emulation/self_test/device_array.h"
 #include "tests/cuda_emulation/self_test/matrix_samples.h"
@@ -17,9 +16,16 @@ namespace {
 
 using cuda_emulation::Random;
 
+// True where these run on a real GPU and there is none.
+bool NoDevice() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) != cudaSuccess || count == 0;
+}
+
 // ldmatrix: "each thread of a warp receives a fragment of a row": thread t of register j gets row
 // t / 4 of matrix j, elements 2 (t % 4) and the next; with .trans row and column change places.
 TEST(LdMatrix, Layout) {
+  if (NoDevice()) GTEST_SKIP() << "no GPU";
   constexpr int kElements = 4 * 8 * 8;
   std::vector<uint16_t> matrices(kElements);
   for (int i = 0; i < kElements; ++i) matrices[static_cast<size_t>(i)] = static_cast<uint16_t>(i);
@@ -71,6 +77,7 @@ uint16_t Bits(bool is_bf16, int value) {
 //   >= 4 B: row = 2 threadID + (i & 1), + 8 for i >= 2; column = groupID C: row = groupID for i <
 //   2, else + 8; column = 2 threadID + (i & 1)
 TEST_P(Mma, LayoutAndSum) {
+  if (NoDevice()) GTEST_SKIP() << "no GPU";
   const auto [is_bf16, form] = GetParam();
   constexpr int kA = kMmaDown * 16, kB = kMmaAcross * 8;
   Random random(7);
@@ -145,6 +152,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 
 // Every half, and every float half way between two of them with its neighbours.
 TEST(Conversions, RoundToNearestEven) {
+  if (NoDevice()) GTEST_SKIP() << "no GPU";
   std::vector<float> values = {0.0f, -0.0f, kInf, -kInf, kNan, 1e30f, -1e-30f, 65519.9f, 65520.0f};
   for (unsigned bits = 0; bits < 0x7c00; bits += 7) {
     const float low = HalfToFloat(static_cast<uint16_t>(bits));
@@ -192,6 +200,7 @@ TEST(Conversions, RoundToNearestEven) {
 }
 
 TEST(Functions, AgreeWithTheMathLibrary) {
+  if (NoDevice()) GTEST_SKIP() << "no GPU";
   const std::vector<float> values = {0.25f, 1.0f, 3.5f, 17.0f, 1e-6f, 80.0f, kInf, kNan, -1.5f};
   const DeviceArray<float> input(values), output(values.size() * 7);
   ASSERT_EQ(RunFunctions(input.data(), static_cast<int>(values.size()), output.data()),

@@ -154,12 +154,6 @@ RF_KERNEL void Stray(Sample sample, float* data) {
   }
 }
 
-RF_KERNEL void StaticHog(float* data) {
-  RF_SHARED(float, first, 8 * 1024);
-  RF_SHARED(float, second, 4 * 1024 + 1);
-  first[threadIdx.x] = second[threadIdx.x] = data[threadIdx.x];
-}
-
 struct Hidden {
   int n;
   const float* data;
@@ -238,9 +232,6 @@ cudaError_t RunSample(Sample sample, float* data, cudaStream_t stream) {
   if (sample <= Sample::kShuffleFromUnnamedLane) {
     return Launch(Diverge, 1, kSampleThreads, 0, stream, sample, data);
   }
-  if (sample == Sample::kTooMuchStatic) {
-    return Launch(StaticHog, 1, kSampleThreads, 0, stream, data);
-  }
   return Launch(Stray, 1, kSampleThreads, kDynamic, stream, sample, data);
 }
 
@@ -257,14 +248,8 @@ cudaError_t RunScale(float* data, int n, float factor, float add, cudaStream_t s
                 factor, add);
 }
 
-cudaError_t RunNothing(dim3 grid, dim3 block, size_t shared_bytes, bool allow) {
-  if (allow) return Launch(Nothing, grid, block, shared_bytes, nullptr);
-#ifdef __CUDACC__
-  Nothing<<<grid, block, shared_bytes>>>();
-  return cudaGetLastError();
-#else
-  return cuda_emulation::LaunchKernel<>(Nothing, grid, block, shared_bytes, nullptr);
-#endif
+cudaError_t RunNothing(dim3 grid, dim3 block, size_t shared_bytes) {
+  return Launch(Nothing, grid, block, shared_bytes, nullptr);
 }
 
 cudaError_t RunCollectives(uint64_t* results, unsigned* votes) {

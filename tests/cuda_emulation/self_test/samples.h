@@ -39,7 +39,6 @@ enum class Sample {
   kSharedBeyond,   // one past the end of a shared array
   kDynamicBeyond,  // one past the dynamic part
   kMisaligned,
-  kTooMuchStatic,
   kTraps,
   kReadsFreshShared,  // writes what shared memory held at the start
   kReadsTable,        // a constant table
@@ -53,7 +52,7 @@ cudaError_t RunLastBlock(unsigned* total, dim3 grid, dim3 block);
 // data[i] = data[i] * factor + add, over n elements.
 cudaError_t RunScale(float* data, int n, float factor, float add, cudaStream_t stream);
 // Nothing; for launch limits.
-cudaError_t RunNothing(dim3 grid, dim3 block, size_t shared_bytes, bool allow = true);
+cudaError_t RunNothing(dim3 grid, dim3 block, size_t shared_bytes);
 // Writes what Shuffle (all kinds), votes and indices gave each thread: see collectives_test.cc.
 inline constexpr int kCollectiveResults = 12;
 cudaError_t RunCollectives(uint64_t* results, unsigned* votes);

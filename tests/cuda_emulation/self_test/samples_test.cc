@@ -10,7 +10,9 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulation.h"
+#include "tests/cuda_emulation/execution/address_sanitizer.h"
 #include "tests/cuda_emulation/self_test/device_array.h"
+#include "tests/cuda_emulation/self_test/refused_samples.h"
 
 namespace ringfill::emulation_test {
 namespace {
@@ -88,6 +90,10 @@ TEST_F(Races, AsynchronousCopies) {
   ExpectFound(Sample::kCopyNoBarrier, "by thread");
 }
 
+TEST_F(Races, MatrixOfRowsThatOthersWrote) {
+  ExpectFound(Sample::kMatrixNoBarrier, "with no barrier between");
+}
+
 TEST_F(Races, AtomicsAreOrderedOnlyAmongThemselves) {
   ExpectFound(Sample::kAtomicsNoBarrier, "with no barrier between");
 }
@@ -135,6 +141,16 @@ TEST_F(Samples, UseAfterFreeAndOtherDevice) {
 }
 #endif
 
+#if defined(RF_ADDRESS_SANITIZER)
+TEST_F(Samples, TheAddressSanitizerSeesStrayPointers) {
+  for (Sample sample :
+       {Sample::kReadBeyond, Sample::kWriteBeyond, Sample::kSharedBeyond, Sample::kDynamicBeyond}) {
+    EXPECT_DEATH(ReportOf(sample, 1), "AddressSanitizer: use-after-poison");
+  }
+  EXPECT_DEATH(ReportOf(Sample::kWriteBefore, 1), "AddressSanitizer: SEGV");
+}
+#endif
+
 TEST_F(Samples, RightOnesPass) {
   std::vector<float> reversed = Numbers();
   std::reverse(reversed.begin(), reversed.end());
@@ -171,16 +187,14 @@ TEST_F(Samples, Divergence) {
   }
 }
 
-TEST_F(Samples, MatrixOfRowsThatOthersWrote) {
-#if defined(RINGFILL_RACE_HOOKS)
-  ExpectFound(Sample::kMatrixNoBarrier, "with no barrier between");
-#endif
-}
-
 TEST_F(Samples, Misaligned) { ExpectFound(Sample::kMisaligned, "is not aligned"); }
 TEST_F(Samples, Trap) { ExpectFound(Sample::kTraps, "the kernel trapped"); }
 TEST_F(Samples, StaticLimit) {
-  ExpectFound(Sample::kTooMuchStatic, "no shared memory left for second");
+  ResetWith(1);
+  DeviceArray<float> data(Numbers());
+  EXPECT_EQ(RunTooMuchStatic(data.data()), cudaSuccess);
+  EXPECT_EQ(cudaDeviceSynchronize(), cudaErrorLaunchFailure);
+  EXPECT_THAT(LastReport(), HasSubstr("no shared memory left for second: 49168 bytes static"));
 }
 
 TEST_F(Samples, SharedMemoryStartsAsNan) {
@@ -259,8 +273,8 @@ TEST_F(Samples, LaunchLimits) {
   EXPECT_EQ(RunNothing(1, 0, 0), cudaErrorInvalidConfiguration);
   EXPECT_EQ(RunNothing({1, 65536, 1}, 32, 0), cudaErrorInvalidConfiguration);
   EXPECT_EQ(RunNothing({1, 65535, 1}, 1, 0), cudaSuccess);
-  EXPECT_EQ(RunNothing(1, 32, 48 * 1024, false), cudaSuccess);
-  EXPECT_EQ(RunNothing(1, 32, 48 * 1024 + 1, false), cudaErrorInvalidValue);
+  EXPECT_EQ(RunUnasked(48 * 1024), cudaSuccess);
+  EXPECT_EQ(RunUnasked(48 * 1024 + 1), cudaErrorInvalidValue);
   EXPECT_EQ(RunNothing(1, 32, 227 * 1024), cudaSuccess);
   EXPECT_EQ(RunNothing(1, 32, 227 * 1024 + 1), cudaErrorInvalidValue);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
