@@ -121,6 +121,24 @@ TEST(Decode, ChunksAndWideGroups) {
   }
 }
 
+// Splits may end anywhere: keys from the end on belong to the next part, or to nobody.
+TEST(Decode, SplitsOfAnyLength) {
+  for (const int dim : {64, 256}) {
+    const GpuKv kv(
+        {.type = Element::kBF16, .head_dim = dim, .page_tokens = 16, .run_tokens = {150}});
+    const GpuQueries queries(kv, {.group = 2, .run = {0, 0}, .visible = {100, 150}});
+    HostStates want = queries.Reference();
+    DecodePlan plan;
+    for (const int64_t first : {0, 16, 32, 112, 144}) {
+      const int64_t end = first == 0 ? 16 : first == 16 ? 32 : first == 32 ? 112 : first + 32;
+      plan.work.push_back({0, 4, 0, first, end, static_cast<int32_t>(plan.parts++)});
+    }
+    plan.merge.push_back({0, 4, 0, static_cast<int32_t>(plan.parts)});
+    HostStates got = RunDecode(queries, plan, 1, dim);
+    ExpectStatesNear(Element::kBF16, got, want, "dim " + std::to_string(dim));
+  }
+}
+
 TEST(Decode, OtherShapesAreRefused) {
   DecodeArgs args{};
   args.works = 1;
