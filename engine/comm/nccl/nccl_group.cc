@@ -17,34 +17,40 @@ namespace {
 // Buffers of GatherOnHost: on the device, and pinned ones on the host. They only grow.
 class HostMessages {
  public:
+  explicit HostMessages(int device) : device_(device) {}
   ~HostMessages() { Free(); }
-  absl::Status Reserve(int device, size_t bytes) {
+  absl::Status Reserve(size_t bytes) {
     if (bytes <= bytes_) return absl::OkStatus();
     Free();
     bytes = std::max<size_t>(bytes, 4096);
-    RF_RETURN_IF_CUDA_ERROR(device, cudaMalloc(reinterpret_cast<void**>(&device_), bytes));
-    RF_RETURN_IF_CUDA_ERROR(device, cudaMallocHost(reinterpret_cast<void**>(&host_), bytes));
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaSetDevice(device_));
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaMalloc(reinterpret_cast<void**>(&on_device_), bytes));
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaMallocHost(reinterpret_cast<void**>(&on_host_), bytes));
     bytes_ = bytes;
     return absl::OkStatus();
   }
-  std::byte* on_device() const { return device_; }
-  std::byte* on_host() const { return host_; }
+  std::byte* on_device() const { return on_device_; }
+  std::byte* on_host() const { return on_host_; }
 
  private:
+  // Waits for the work of the device that is current: it must be this one, not one that is stuck.
   void Free() {
-    if (device_ != nullptr) (void)cudaFree(device_);
-    if (host_ != nullptr) (void)cudaFreeHost(host_);
-    device_ = host_ = nullptr;
+    (void)cudaSetDevice(device_);
+    if (on_device_ != nullptr) (void)cudaFree(on_device_);
+    if (on_host_ != nullptr) (void)cudaFreeHost(on_host_);
+    on_device_ = on_host_ = nullptr;
     bytes_ = 0;
   }
-  std::byte* device_ = nullptr;
-  std::byte* host_ = nullptr;
+  const int device_;
+  std::byte* on_device_ = nullptr;
+  std::byte* on_host_ = nullptr;
   size_t bytes_ = 0;
 };
 
 class NcclCommunicator final : public Communicator {
  public:
-  explicit NcclCommunicator(std::shared_ptr<NcclLane> lane) : lane_(std::move(lane)) {}
+  explicit NcclCommunicator(std::shared_ptr<NcclLane> lane)
+      : lane_(std::move(lane)), messages_(lane_->device()) {}
   ~NcclCommunicator() override { lane_->Stop(); }
 
   int rank() const override { return lane_->rank(); }
@@ -98,7 +104,7 @@ absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span
   const int device = lane_->device();
   const cudaStream_t stream = lane_->stream();
   RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
-  RF_RETURN_IF_ERROR(messages_.Reserve(device, send.size() + recv.size()));
+  RF_RETURN_IF_ERROR(messages_.Reserve(send.size() + recv.size()));
   std::byte* const part = messages_.on_device();
   std::byte* const parts = part + send.size();
   std::copy(send.begin(), send.end(), messages_.on_host());
@@ -121,8 +127,7 @@ absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span
 }
 
 absl::Status NcclCommunicator::MeetAll(Instant deadline) {
-  RF_RETURN_IF_CUDA_ERROR(lane_->device(), cudaSetDevice(lane_->device()));
-  RF_RETURN_IF_ERROR(messages_.Reserve(lane_->device(), 2));
+  RF_RETURN_IF_ERROR(messages_.Reserve(2));
   std::byte* const bytes = messages_.on_device();
   for (int shift = 0; shift < size(); ++shift) {
     NcclMove move;
