@@ -12,6 +12,8 @@
 #include <cmath>
 #include <cstring>
 
+#include "engine/compute/cuda/device_code.h"
+
 #define RF_KERNEL
 #define RF_LAUNCH_BOUNDS(...)
 #define RF_DEVICE inline
