@@ -1,6 +1,7 @@
 // The abort that the ends of one process share.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <functional>
 #include <utility>
@@ -23,6 +24,13 @@ class NcclAbort {
   void Leave(const void* key) {
     MutexLock lock(&mutex_);
     std::erase_if(ends_, [key](const auto& end) { return end.first == key; });
+  }
+
+  // Whether other ends than this are in.
+  bool Shared(const void* key) const {
+    MutexLock lock(&mutex_);
+    return std::any_of(ends_.begin(), ends_.end(),
+                       [key](const auto& end) { return end.first != key; });
   }
 
   // The first one counts. REQUIRES: !status.ok(), the caller holds no lock that a `wake` takes.

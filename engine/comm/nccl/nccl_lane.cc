@@ -426,7 +426,11 @@ void NcclLane::Stop() {
   }
   const bool all_done =
       std::all_of(left.begin(), left.end(), [](const TransferPtr& t) { return t->Look(); });
-  if (!all_done) abort_->Abort(absl::CancelledError("the communicator was destroyed"));
+  // Other ends of the process are about to go as well. What they still wait for never comes, and
+  // giving memory back may wait for all GPUs.
+  if (!all_done || abort_->Shared(this)) {
+    abort_->Abort(absl::CancelledError("the communicator was destroyed"));
+  }
   hold_.reset();
   {
     MutexLock lock(&mutex_);
