@@ -39,6 +39,7 @@ BlockExecutor::BlockExecutor()
     : stacks_(kMaxBlockThreads),
       threads_(kMaxBlockThreads),
       clocks_(kMaxBlockThreads / kLanes),
+      warps_(kMaxBlockThreads / kLanes),
       races_(SharedMemory::kSpan) {
   for (int i = 0; i < kMaxBlockThreads; ++i) {
     thread(i).index = i;
@@ -87,7 +88,10 @@ void BlockExecutor::StartBlock(uint3 block) {
     t.copies.clear();
     t.fiber.Start(&RunThread, &t);
     ready_.push_back(&t);
-    if (t.lane() == 0) clock(t.warp()).Reset();
+    if (t.lane() != 0) continue;
+    clock(t.warp()).Reset();
+    warps_[static_cast<size_t>(t.warp())].exited = 0;
+    warps_[static_cast<size_t>(t.warp())].gatherings = 0;
   }
 }
 
@@ -98,6 +102,7 @@ void BlockExecutor::RunThread(void* argument) {
   launch.run(launch.kernel, launch.arguments);
   running.checking = false;
   t->state = BlockThread::State::kExited;
+  running.executor->warps_[static_cast<size_t>(t->warp())].exited |= 1u << t->lane();
 }
 
 void BlockExecutor::RunBlock(uint3 block) {
@@ -199,6 +204,37 @@ unsigned BlockExecutor::LanesOf(int warp) const {
   return lanes >= kLanes ? ~0u : (1u << lanes) - 1;
 }
 
+// The gathering that the running thread belongs to, a new one if there is none yet.
+BlockExecutor::Gathering& BlockExecutor::Join(const Collective& collective, unsigned mask) {
+  const BlockThread& self = *current_;
+  Warp& warp = warps_[static_cast<size_t>(self.warp())];
+  if ((mask & warp.exited) != 0) {
+    Report(std::string(collective.name) + " waits for lane " +
+               std::to_string(__builtin_ctz(mask & warp.exited)) + ", which has exited",
+           collective.site);
+    Leave();
+  }
+  for (int i = 0; i < warp.gatherings; ++i) {
+    Gathering& gathering = warp.gathering[static_cast<size_t>(i)];
+    if ((gathering.collective.mask >> self.lane() & 1) == 0) continue;
+    const Collective& theirs = gathering.collective;
+    if (theirs.mask == collective.mask && theirs.name == collective.name &&
+        SameSite(theirs.site, collective.site)) {
+      return gathering;
+    }
+    Report(std::string(collective.name) + " meets " + theirs.name + " of lane " +
+               std::to_string(__builtin_ctz(gathering.arrived)) + " at " + NamePlace(theirs.site) +
+               (theirs.mask != collective.mask ? " with another mask" : ""),
+           collective.site);
+    Leave();
+  }
+  // Lanes that it names may still be in a gathering of their own, and come here afterwards.
+  Gathering& gathering = warp.gathering[static_cast<size_t>(warp.gatherings++)];
+  gathering.collective = collective;
+  gathering.arrived = 0;
+  return gathering;
+}
+
 void BlockExecutor::Meet(const Collective& collective, void* operands, Complete complete) {
   BlockThread& self = *current_;
   const unsigned mask = collective.mask & LanesOf(self.warp());
@@ -206,44 +242,22 @@ void BlockExecutor::Meet(const Collective& collective, void* operands, Complete 
     Report("its mask does not name the caller", collective.site);
     Leave();
   }
-  self.waiting = collective;
-  self.operands = operands;
-  std::array<void*, kLanes> all{};
-  bool complete_now = true;
-  for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
-    const int lane = __builtin_ctz(rest);
-    BlockThread& other = thread(self.warp() * kLanes + lane);
-    all[static_cast<size_t>(lane)] = other.operands;
-    if (&other == &self) continue;
-    if (other.state == BlockThread::State::kExited) {
-      Report(std::string(collective.name) + " waits for lane " + std::to_string(lane) +
-                 ", which has exited",
-             collective.site);
-      Leave();
-    }
-    // One that waits for others alone may come here later.
-    if (other.state != BlockThread::State::kAtCollective ||
-        (other.waiting.mask >> self.lane() & 1) == 0) {
-      complete_now = false;
-    } else if (other.waiting.mask != collective.mask || other.waiting.name != collective.name ||
-               !SameSite(other.waiting.site, collective.site)) {
-      Report(std::string(collective.name) + " meets " + other.waiting.name + " of lane " +
-                 std::to_string(lane) + " at " + NamePlace(other.waiting.site) +
-                 (other.waiting.mask != collective.mask ? " with another mask" : ""),
-             collective.site);
-      Leave();
-    }
-  }
-  if (!complete_now) {
+  Gathering& gathering = Join(collective, mask);
+  gathering.arrived |= 1u << self.lane();
+  gathering.operands[static_cast<size_t>(self.lane())] = operands;
+  if (gathering.arrived != mask) {
+    self.waiting = collective;
     self.state = BlockThread::State::kAtCollective;
     self.fiber.Suspend();
   } else {
-    if (complete != nullptr) complete(*this, mask, all);
-    for (unsigned rest = mask; rest != 0; rest &= rest - 1) {
+    if (complete != nullptr) complete(*this, mask, gathering.operands);
+    for (unsigned rest = mask & ~(1u << self.lane()); rest != 0; rest &= rest - 1) {
       BlockThread& other = thread(self.warp() * kLanes + __builtin_ctz(rest));
       other.state = BlockThread::State::kReady;
-      if (&other != &self) ready_.push_back(&other);
+      ready_.push_back(&other);
     }
+    Warp& warp = warps_[static_cast<size_t>(self.warp())];
+    gathering = warp.gathering[static_cast<size_t>(--warp.gatherings)];
   }
   self.last_site = collective.site;
 }

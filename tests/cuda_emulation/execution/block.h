@@ -45,7 +45,6 @@ struct BlockThread {
   int index;
   State state;
   Collective waiting;  // while kAtBarrier or kAtCollective
-  void* operands;      // of the collective; on the fiber's stack
   Site last_site;      // of the last barrier or collective passed
   int groups;          // of asynchronous copies committed
   std::vector<AsyncCopy> copies;
@@ -74,7 +73,7 @@ class BlockExecutor {
   void Report(const std::string& what, Site site);
   [[noreturn]] void Leave();
   // Waits until all lanes of `collective.mask` called with equal arguments. The last to come calls
-  // `complete` with every lane's operands (null for lanes not named) first.
+  // `complete` with the operands of all lanes in the mask first.
   using Complete = void (*)(BlockExecutor& executor, unsigned mask,
                             const std::array<void*, kLanes>& operands);
   void Meet(const Collective& collective, void* operands, Complete complete);
@@ -99,7 +98,21 @@ class BlockExecutor {
   int device() const { return device_; }
 
  private:
+  // Lanes on their way into one collective.
+  struct Gathering {
+    Collective collective{};
+    unsigned arrived = 0;
+    std::array<void*, kLanes> operands{};  // on the fibers' stacks
+  };
+  // Gatherings of a warp name different lanes of those that have arrived, so there are few.
+  struct Warp {
+    unsigned exited = 0;
+    int gatherings = 0;
+    std::array<Gathering, kLanes> gathering;
+  };
+
   BlockExecutor();
+  Gathering& Join(const Collective& collective, unsigned mask);
   static const ThreadPlace& PlaceOf(const BlockThread& thread) {
     return *reinterpret_cast<const ThreadPlace*>(thread.fiber.reserved());
   }
@@ -119,6 +132,7 @@ class BlockExecutor {
   FiberStacks stacks_;
   std::vector<BlockThread> threads_;
   std::vector<WarpClock> clocks_;
+  std::vector<Warp> warps_;
   SharedMemory shared_;
   RaceShadow races_;
   Random random_;
