@@ -91,9 +91,9 @@ absl::StatusOr<std::vector<CudaGpu>> PickGpus(const std::vector<CudaGpu>& all,
                                                    " ranks (ranks.count): list one a rank"));
   }
   if (wanted.empty() && static_cast<size_t>(count) > all.size()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("ranks.count is ", count, " and there are ", all.size(),
-                     " GPUs: lower it to ", all.size(), " or set ranks.backend: cpu"));
+    return absl::InvalidArgumentError(absl::StrCat("ranks.count is ", count, " and there are ",
+                                                   all.size(), " GPUs: lower it to ", all.size(),
+                                                   " or set ranks.backend: cpu"));
   }
   std::vector<CudaGpu> picked;
   for (int r = 0; r < count; ++r) {

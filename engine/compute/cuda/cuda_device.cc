@@ -15,15 +15,15 @@ namespace {
 const float* Floats(const std::byte* p) { return reinterpret_cast<const float*>(p); }
 float* Floats(std::byte* p) { return reinterpret_cast<float*>(p); }
 
-absl::Status CheckModel(const ModelConfig& config) {
+}  // namespace
+
+absl::Status CudaDevice::CheckModel(const ModelConfig& config) {
   if (gpu::AttentionTakesHeadDim(config.head_dim)) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("the model has heads of ", config.head_dim,
                    " dimensions; on GPUs 64, 80, 96, 128 and 256 are supported: set "
                    "ranks.backend: cpu"));
 }
-
-}  // namespace
 
 absl::StatusOr<std::unique_ptr<CudaDevice>> CudaDevice::Make(std::shared_ptr<const Model> model,
                                                              const CudaRankOptions& options) {

@@ -19,6 +19,7 @@ class CudaDevice final : public Device {
  public:
   // Takes its memory and uploads the weights; the host waits. INVALID_ARGUMENT for a model that
   // the kernels do not take, RESOURCE_EXHAUSTED when it does not fit.
+  static absl::Status CheckModel(const ModelConfig& config);
   static absl::StatusOr<std::unique_ptr<CudaDevice>> Make(std::shared_ptr<const Model> model,
                                                           const CudaRankOptions& options);
   ~CudaDevice() override;

@@ -10,14 +10,6 @@
 namespace ringfill {
 namespace {
 
-constexpr size_t kElement = sizeof(Bf16);
-// Lists of operations, pinned pieces and the like.
-constexpr size_t kSmallThings = size_t{64} << 20;
-
-size_t RowBytes(int64_t values, size_t element) {
-  return static_cast<size_t>(kProductRows * values) * element;
-}
-
 // Where the K and V of a batch's rows go.
 std::vector<gpu::KvTarget> TargetsOf(const RowBatch& batch) {
   std::vector<gpu::KvTarget> targets(static_cast<size_t>(batch.rows()));
@@ -37,20 +29,6 @@ std::vector<gpu::KvTarget> TargetsOf(const RowBatch& batch) {
 }
 
 }  // namespace
-
-KvGeometry CudaKvGeometry(const ModelConfig& config, int page_tokens) {
-  return {config.layers, config.kv_heads, page_tokens,
-          kElement * static_cast<size_t>(config.head_dim) * static_cast<size_t>(page_tokens)};
-}
-
-size_t CudaWorkspaceBytes(const ModelConfig& c) {
-  const int64_t logits = std::max<int64_t>(kMostLogits, c.vocab);
-  return RowBytes(c.width, kElement + sizeof(float)) +
-         RowBytes(c.q_width() + 2 * c.kv_width(), sizeof(float)) +
-         RowBytes(2 * c.ffn_width, kElement) + static_cast<size_t>(logits) * sizeof(float) +
-         static_cast<size_t>(kVocabBlock * c.width) * kElement + kCublasWorkspaceBytes +
-         kSmallThings;
-}
 
 CudaRank::CudaRank(const Model& of, const CudaRankOptions& options, CudaStream& on)
     : model(of),

@@ -16,6 +16,7 @@
 #include "engine/compute/cuda/kernels/softmax.h"
 #include "engine/compute/cuda/kernels/types.h"
 #include "engine/compute/cuda/products.h"
+#include "engine/compute/cuda/workspace.h"
 #include "engine/model/model.h"
 #include "kvcache/kv_geometry.h"
 
@@ -29,20 +30,6 @@ struct CudaRankOptions {
   // Empty: plain ones.
   std::function<absl::StatusOr<std::unique_ptr<Products>>(CudaMemory& memory)> make_products;
 };
-
-// Rows that go through the products together, at most.
-inline constexpr int64_t kProductRows = 2048;
-// Tokens that run through the layers replicated, at most.
-inline constexpr int64_t kReplicatedTokens = 256;
-// Logits that exist at once, at most; a row of them always does.
-inline constexpr int64_t kMostLogits = int64_t{8} << 20;
-// Rows of the output head that are multiplied together.
-inline constexpr int64_t kVocabBlock = 8192;
-
-// The pages of a rank on a GPU.
-KvGeometry CudaKvGeometry(const ModelConfig& config, int page_tokens);
-// Of one device, besides weights, pages and what the passes take themselves.
-size_t CudaWorkspaceBytes(const ModelConfig& config);
 
 // Work on the stream runs one at a time, so that scratch serves each operation in turn. Members are
 // used by queued work alone.

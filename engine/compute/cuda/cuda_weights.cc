@@ -47,31 +47,6 @@ bool Tied(const Model& model) { return model.output().data == model.embedding().
 
 }  // namespace
 
-CudaWeightBytes CudaWeightBytes::Of(const Model& model) {
-  CudaWeightBytes out;
-  for (const WeightMatrix* w : MatricesOf(model.layers()[0])) {
-    out.expanded_layer += 2 * Weights(*w);
-  }
-  out.expanded_layer = Aligned(out.expanded_layer);
-  for (const LayerWeights& layer : model.layers()) {
-    size_t stored = 0;
-    for (const WeightMatrix* w : MatricesOf(layer)) stored += Aligned(StoredBytes(*w));
-    out.stored_layer = std::max(out.stored_layer, stored);
-  }
-  out.embedding = Aligned(StoredBytes(model.embedding()));
-  out.stored_output = Tied(model) ? 0 : Aligned(StoredBytes(model.output()));
-  out.expanded_output = Aligned(2 * Weights(model.output()));
-  out.norms = (2 * model.layers().size() + 1) * static_cast<size_t>(model.config().width) * 4;
-  return out;
-}
-
-size_t CudaWeightBytes::Total(int layers, const CudaWeightsPlan& plan) const {
-  const int places = std::min(layers, plan.expanded_layers);
-  const int stored = places == layers ? 0 : layers - (places - 2);
-  return static_cast<size_t>(places) * expanded_layer + static_cast<size_t>(stored) * stored_layer +
-         embedding + norms + (plan.expanded_output ? expanded_output : stored_output);
-}
-
 CudaWeights::CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory)
     : model_(model),
       config_(model.config()),

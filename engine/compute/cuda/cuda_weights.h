@@ -12,27 +12,10 @@
 #include "base/float_types.h"
 #include "base/status.h"
 #include "engine/compute/cuda/cuda_memory.h"
+#include "engine/compute/cuda/memory_plan.h"
 #include "engine/model/model.h"
 
 namespace ringfill {
-
-struct CudaWeightsPlan {
-  int expanded_layers = 0;      // with the two places; at least two, or all layers
-  bool expanded_output = true;  // the output head, else a block at a time
-};
-
-// Bytes of weights on the device, as stored and in bf16.
-struct CudaWeightBytes {
-  size_t stored_layer = 0;
-  size_t expanded_layer = 0;
-  size_t embedding = 0;      // as stored
-  size_t stored_output = 0;  // 0 when the embedding serves
-  size_t expanded_output = 0;
-  size_t norms = 0;
-
-  static CudaWeightBytes Of(const Model& model);
-  size_t Total(int layers, const CudaWeightsPlan& plan) const;
-};
 
 // Used by work that is queued on the memory's stream.
 class CudaWeights {

@@ -214,12 +214,13 @@ absl::StatusOr<std::shared_ptr<CudaEventHandle>> StreamMarks::TakeEvent() {
     RF_ASSIGN_OR_RETURN(CudaEventHandle made, CudaEventHandle::Make(CudaEventHandle::Timing::kOn));
     handle = std::make_unique<CudaEventHandle>(std::move(made));
   }
-  return std::shared_ptr<CudaEventHandle>(handle.release(), [free = free_events_](
-                                                                CudaEventHandle* done) {
-    std::unique_ptr<CudaEventHandle> owned(done);
-    MutexLock lock(&free->mutex);
-    if (free->events.size() < kMostFreeEvents) free->events.push_back(std::move(owned));
-  });
+  return std::shared_ptr<CudaEventHandle>(handle.release(),
+                                          [free = free_events_](CudaEventHandle* done) {
+                                            std::unique_ptr<CudaEventHandle> owned(done);
+                                            MutexLock lock(&free->mutex);
+                                            if (free->events.size() < kMostFreeEvents)
+                                              free->events.push_back(std::move(owned));
+                                          });
 }
 
 }  // namespace ringfill
