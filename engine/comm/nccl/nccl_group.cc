@@ -14,43 +14,42 @@
 namespace ringfill {
 namespace {
 
-// Buffers of GatherOnHost: on the device, and pinned ones on the host. They only grow.
+// Of each rank's part of a gather on the host, what goes at once.
+constexpr size_t kPieceBytes = 16 << 10;
+
+// Buffers of GatherOnHost: on the device, and pinned ones on the host. Made before and freed after
+// all transfers, because CUDA may wait for all GPUs in either.
 class HostMessages {
  public:
   explicit HostMessages(int device) : device_(device) {}
-  ~HostMessages() { Free(); }
-  absl::Status Reserve(size_t bytes) {
-    if (bytes <= bytes_) return absl::OkStatus();
-    Free();
-    bytes = std::max<size_t>(bytes, 4096);
+  ~HostMessages() {
+    (void)cudaSetDevice(device_);
+    if (on_device_ != nullptr) (void)cudaFree(on_device_);
+    if (on_host_ != nullptr) (void)cudaFreeHost(on_host_);
+  }
+  HostMessages(const HostMessages&) = delete;
+  HostMessages& operator=(const HostMessages&) = delete;
+
+  absl::Status Make(int ranks) {
+    const size_t bytes = kPieceBytes * (static_cast<size_t>(ranks) + 1);
     RF_RETURN_IF_CUDA_ERROR(device_, cudaSetDevice(device_));
     RF_RETURN_IF_CUDA_ERROR(device_, cudaMalloc(reinterpret_cast<void**>(&on_device_), bytes));
     RF_RETURN_IF_CUDA_ERROR(device_, cudaMallocHost(reinterpret_cast<void**>(&on_host_), bytes));
-    bytes_ = bytes;
     return absl::OkStatus();
   }
   std::byte* on_device() const { return on_device_; }
   std::byte* on_host() const { return on_host_; }
 
  private:
-  // Waits for the work of the device that is current: it must be this one, not one that is stuck.
-  void Free() {
-    (void)cudaSetDevice(device_);
-    if (on_device_ != nullptr) (void)cudaFree(on_device_);
-    if (on_host_ != nullptr) (void)cudaFreeHost(on_host_);
-    on_device_ = on_host_ = nullptr;
-    bytes_ = 0;
-  }
   const int device_;
   std::byte* on_device_ = nullptr;
   std::byte* on_host_ = nullptr;
-  size_t bytes_ = 0;
 };
 
 class NcclCommunicator final : public Communicator {
  public:
-  explicit NcclCommunicator(std::shared_ptr<NcclLane> lane)
-      : lane_(std::move(lane)), messages_(lane_->device()) {}
+  NcclCommunicator(std::unique_ptr<HostMessages> messages, std::shared_ptr<NcclLane> lane)
+      : messages_(std::move(messages)), lane_(std::move(lane)) {}
   ~NcclCommunicator() override { lane_->Stop(); }
 
   int rank() const override { return lane_->rank(); }
@@ -84,19 +83,32 @@ class NcclCommunicator final : public Communicator {
   absl::Status MeetAll(Instant deadline);
 
  private:
+  // Of at most kPieceBytes.
   absl::Status Gather(std::span<const std::byte> send, std::span<std::byte> recv, Instant deadline);
 
+  const std::unique_ptr<HostMessages> messages_;
   const std::shared_ptr<NcclLane> lane_;
-  HostMessages messages_;
 };
 
 absl::Status NcclCommunicator::GatherOnHost(std::span<const std::byte> send,
                                             std::span<std::byte> recv, Instant deadline) {
   RF_CHECK(recv.size() == send.size() * static_cast<size_t>(size()));
   RF_RETURN_IF_ERROR(lane_->abort().status());
-  const absl::Status status = Gather(send, recv, deadline);
-  if (!status.ok()) lane_->abort().Abort(status);
-  return status.ok() ? status : lane_->abort().status();
+  std::vector<std::byte> parts;
+  for (size_t done = 0; done < send.size(); done += kPieceBytes) {
+    const size_t bytes = std::min(kPieceBytes, send.size() - done);
+    parts.resize(bytes * static_cast<size_t>(size()));
+    const absl::Status status = Gather(send.subspan(done, bytes), parts, deadline);
+    if (!status.ok()) {
+      lane_->abort().Abort(status);
+      return lane_->abort().status();
+    }
+    for (size_t r = 0; r < static_cast<size_t>(size()); ++r) {
+      std::copy_n(parts.begin() + static_cast<ptrdiff_t>(r * bytes), bytes,
+                  recv.begin() + static_cast<ptrdiff_t>(r * send.size() + done));
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span<std::byte> recv,
@@ -104,11 +116,10 @@ absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span
   const int device = lane_->device();
   const cudaStream_t stream = lane_->stream();
   RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
-  RF_RETURN_IF_ERROR(messages_.Reserve(send.size() + recv.size()));
-  std::byte* const part = messages_.on_device();
+  std::byte* const part = messages_->on_device();
   std::byte* const parts = part + send.size();
-  std::copy(send.begin(), send.end(), messages_.on_host());
-  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(part, messages_.on_host(), send.size(),
+  std::copy(send.begin(), send.end(), messages_->on_host());
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(part, messages_->on_host(), send.size(),
                                                   cudaMemcpyHostToDevice, stream));
   OpLabel label;
   label.kind = OpKind::kAllGather;
@@ -116,19 +127,18 @@ absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span
   RF_RETURN_IF_ERROR(
       lane_->Start({label, 0, 0, {part, send.size()}, {parts, recv.size()}}, {}, deadline)
           ->Await(Instant::max()));
-  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(messages_.on_host(), parts, recv.size(),
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(messages_->on_host(), parts, recv.size(),
                                                   cudaMemcpyDeviceToHost, stream));
   RF_ASSIGN_OR_RETURN(const CudaEventHandle copied,
                       CudaEventHandle::Make(CudaEventHandle::Timing::kOff));
   RF_RETURN_IF_CUDA_ERROR(device, cudaEventRecord(copied.get(), stream));
   RF_RETURN_IF_ERROR(AwaitCudaEvent(copied.get(), deadline));
-  std::copy_n(messages_.on_host(), recv.size(), recv.begin());
+  std::copy_n(messages_->on_host(), recv.size(), recv.begin());
   return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::MeetAll(Instant deadline) {
-  RF_RETURN_IF_ERROR(messages_.Reserve(2));
-  std::byte* const bytes = messages_.on_device();
+  std::byte* const bytes = messages_->on_device();
   for (int shift = 0; shift < size(); ++shift) {
     NcclMove move;
     move.label.kind = OpKind::kExchange;
@@ -144,8 +154,10 @@ absl::Status NcclCommunicator::MeetAll(Instant deadline) {
 absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& options,
                                                       std::shared_ptr<NcclAbort> abort) {
   RF_CHECK(options.rank >= 0 && options.rank < options.ranks);
+  auto messages = std::make_unique<HostMessages>(options.device);
+  RF_RETURN_IF_ERROR(messages->Make(options.ranks));
   RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane, NcclLane::Form(options, std::move(abort)));
-  auto end = std::make_unique<NcclCommunicator>(std::move(lane));
+  auto end = std::make_unique<NcclCommunicator>(std::move(messages), std::move(lane));
   RF_RETURN_IF_ERROR(end->MeetAll(options.deadline));
   return end;
 }

@@ -278,7 +278,7 @@ TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
 TEST_F(NcclTest, HostDataIsGatheredThroughTheDevice) {
   ExpectAllOk(LocalRing::SpawnOver([](int n) { return MakeGroup(n); }, 3,
                                    [](Communicator& comm) -> absl::Status {
-                                     for (const size_t bytes : {1, 10000}) {
+                                     for (const size_t bytes : {1, 40000}) {
                                        std::vector<std::byte> mine(
                                            bytes, static_cast<std::byte>(comm.rank()));
                                        std::vector<std::byte> all(3 * bytes);
