@@ -118,9 +118,10 @@ RF_DEVICE int Within(int64_t key, int64_t first, int keys) {
   return at <= 0 ? 0 : at >= keys ? keys : static_cast<int>(at);
 }
 
-// A block takes one work item under one KV head, a warp 16 of its rows, all keys in order.
+// A block takes one work item under one KV head, a warp 16 of its rows, all keys in order. More
+// blocks to a multiprocessor than said here would have to spill registers.
 template <typename T, int kHeadDim>
-RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void PrefillKernel(PrefillArgs args) {
+RF_KERNEL RF_LAUNCH_BOUNDS(kThreads, kHeadDim == 64 ? 3 : 2) void PrefillKernel(PrefillArgs args) {
   using Shape = PrefillShape<kHeadDim>;
   constexpr int kKeys = Shape::kKeys;
   RF_DYNAMIC_SHARED(shared);
