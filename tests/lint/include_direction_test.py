@@ -21,6 +21,7 @@ ALLOWED = {
     "engine/layout": ("base",),
     "engine/stream": ("base",),
     "engine/comm": ("base", "engine/stream"),
+    "engine/comm/nccl": ("base", "engine/comm", "engine/compute/cuda", "engine/stream"),
     "engine/compute": ("base", "kvcache", "engine/model/token_id.h", "engine/stream"),
     "engine/compute/cpu": ("base", "kvcache", "engine/compute", "engine/model", "engine/stream"),
     "engine/model": ("base", "engine/compute"),

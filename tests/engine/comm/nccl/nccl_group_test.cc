@@ -126,7 +126,7 @@ absl::Status OrderedRounds(Communicator& comm) {
   compute.Synchronize();
   for (int round = 0; round < kRounds; ++round) {
     if (!AllAre(results[static_cast<size_t>(round)], round * 10 + Previous(comm))) {
-      return absl::InternalError("round " + std::to_string(round) + " has wrong bytes");
+      comm.Abort(absl::InternalError("round " + std::to_string(round) + " has wrong bytes"));
     }
   }
   return comm.Barrier(Soon());
