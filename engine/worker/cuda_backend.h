@@ -29,7 +29,8 @@ struct CudaBackend {
   std::string description;  // of the GPUs, for logs
 };
 
-// FAILED_PRECONDITION without a driver, a GPU or a build for them, or with a GPU that is too old;
+// UNIMPLEMENTED in a build without GPU support; FAILED_PRECONDITION without a driver or a GPU, or
+// with one that is too old;
 // INVALID_ARGUMENT naming ranks.devices, ranks.count or what of the model GPUs do not take;
 // RESOURCE_EXHAUSTED with the numbers when the model does not fit. Nothing is taken yet.
 absl::StatusOr<CudaBackend> MakeCudaBackend(std::shared_ptr<const Model> model,

@@ -4,7 +4,7 @@ namespace ringfill {
 
 absl::StatusOr<CudaBackend> MakeCudaBackend(std::shared_ptr<const Model>,
                                             const CudaBackendOptions&) {
-  return absl::FailedPreconditionError(
+  return absl::UnimplementedError(
       "this build has no GPU support: build it where the CUDA toolkit, cuBLASLt and NCCL are, or "
       "set ranks.backend: cpu");
 }
