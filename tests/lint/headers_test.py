@@ -27,9 +27,13 @@ def compile_alone(compiler, generated, header):
     name = header.relative_to(sources.ROOT).as_posix()
     # Included twice, so that it must also guard itself.
     source = f'#include "{name}"\n#include "{name}"\n'
+    # CUDA's headers are the stand-ins, also where the real ones are installed.
+    emulation = sources.ROOT / "tests/cuda_emulation"
+    stand_ins = [f"-I{emulation / folder}" for folder in ("include", "cublaslt/include",
+                                                          "nccl/include")]
     result = subprocess.run(
-        [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{sources.ROOT}",
-         f"-I{sources.ROOT}/tests/cuda_emulation/include", "-isystem", generated, "-Wall", "-Wextra", "-Werror", "-"],
+        [compiler, "-std=c++20", "-fsyntax-only", "-x", "c++", f"-I{sources.ROOT}", *stand_ins,
+         "-isystem", generated, "-Wall", "-Wextra", "-Werror", "-"],
         input=source, capture_output=True, text=True, check=False)
     return "" if result.returncode == 0 else f"{name}:\n{result.stderr}"
 
