@@ -8,8 +8,26 @@
 #include "base/float_types.h"
 #include "tests/cuda_emulation/include/emulated_device_calls.h"
 
+// oneDNN here uses OpenMP, whose header need not be there.
+extern "C" {
+void omp_set_num_threads(int);
+int omp_get_max_threads(void);
+}
+
 namespace ringfill::cuda_emulation {
 namespace {
+
+// Several emulated devices multiply at once, each on its host thread.
+class OneThread {
+ public:
+  OneThread() : before_(omp_get_max_threads()) { omp_set_num_threads(1); }
+  ~OneThread() { omp_set_num_threads(before_); }
+  OneThread(const OneThread&) = delete;
+  OneThread& operator=(const OneThread&) = delete;
+
+ private:
+  const int before_;
+};
 
 bool Stored(const MatrixLayout& layout) {
   return layout.rows > 0 && layout.columns > 0 &&
@@ -86,6 +104,7 @@ uint64_t MatmulProblem::Digest() const {
 
 void Multiply(const MatmulProblem& problem, float alpha, const void* a, const void* b, float beta,
               const void* c, void* d) {
+  const OneThread one_thread;
   const MatrixLayout& out = problem.layout[kD];
   const auto m = static_cast<dnnl_dim_t>(problem.m()), n = static_cast<dnnl_dim_t>(problem.n());
   std::vector<float> sums(problem.m() * problem.n());
