@@ -61,7 +61,7 @@ std::vector<Transport> NcclTransports() {
                       .memory = Memory,
                       .prepare = Prepare<1>,
                       .misuse = cuda_emulation::LastReport,
-                      .large_bytes = (size_t{4} << 20) + 5,
+                      .large_bytes = (size_t{1} << 20) + 5,
                       .tells_sizes = false,
                       .separate_lanes = false,
                       .times_bytes_only = false};

@@ -27,6 +27,8 @@ class PlainMemory final : public TransportMemory {
 
 const Transport* under_test = nullptr;
 
+TransportMemory& Memory() { return under_test == nullptr ? HostMemory() : under_test->memory(); }
+
 // Ranks of this process that talk over loopback.
 std::vector<std::unique_ptr<Communicator>> MakeTcpGroup(int ranks) {
   static std::atomic<uint64_t> epoch{0};
@@ -78,12 +80,12 @@ void StartTest(const Transport& transport) {
 }
 
 Buffer::Buffer(int rank, size_t bytes) : data_(nullptr), size_(bytes) {
-  if (bytes > 0) data_ = under_test->memory().Allocate(rank, bytes);
+  if (bytes > 0) data_ = Memory().Allocate(rank, bytes);
 }
 Buffer::Buffer(Buffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
 Buffer::~Buffer() {
-  if (data_ != nullptr) under_test->memory().Free(data_);
+  if (data_ != nullptr) Memory().Free(data_);
 }
 
 std::vector<Buffer> Buffers(const Communicator& comm, int count, size_t bytes) {
@@ -93,10 +95,10 @@ std::vector<Buffer> Buffers(const Communicator& comm, int count, size_t bytes) {
 }
 
 void Write(std::span<std::byte> to, const void* from) {
-  if (!to.empty()) under_test->memory().Write(to, from);
+  if (!to.empty()) Memory().Write(to, from);
 }
 void Read(void* to, std::span<const std::byte> from) {
-  if (!from.empty()) under_test->memory().Read(to, from);
+  if (!from.empty()) Memory().Read(to, from);
 }
 
 Instant Soon() { return In(std::chrono::seconds(60)); }

@@ -44,7 +44,7 @@ struct Transport {
 };
 const std::vector<Transport>& AllTransports();
 
-// Memory of one rank of the transport under test, where the transport wants it.
+// Memory of one rank, where the transport under test wants it; of the host before StartTest.
 class Buffer {
  public:
   Buffer(int rank, size_t bytes);
