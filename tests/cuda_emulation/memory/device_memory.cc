@@ -74,17 +74,34 @@ void* DeviceMemory::Allocate(int index, size_t bytes) {
   MutexLock lock(&mutex_);
   Device& device = At(index);
   const size_t span = (bytes + kGranule - 1) / kGranule * kGranule + kGranule;
-  if (bytes > total_ - device.used || device.next + span > kDeviceSpan) return nullptr;
+  if (bytes > total_ - device.used) return nullptr;
+  const size_t offset = FindSpace(device, span);
+  if (offset == kDeviceSpan) return nullptr;
   auto allocation = std::make_unique<Allocation>();
-  allocation->base = range_ + static_cast<size_t>(index) * kDeviceSpan + device.next;
+  allocation->base = range_ + static_cast<size_t>(index) * kDeviceSpan + offset;
   allocation->bytes = bytes;
-  device.next += span;
+  device.next = offset + span;
   device.used += bytes;
   Map(*allocation, device.open > 0);
   Enter(allocation.get(), allocation.get());
   device.live.push_back(allocation.get());
   device.allocations.push_back(std::move(allocation));
   return device.allocations.back()->base;
+}
+
+size_t DeviceMemory::FindSpace(Device& device, size_t span) {
+  device.used_up = device.used_up || device.next + span > kDeviceSpan;
+  if (!device.used_up) return device.next;
+  std::vector<const Allocation*> live(device.live.begin(), device.live.end());
+  std::sort(live.begin(), live.end(),
+            [](const Allocation* a, const Allocation* b) { return a->base < b->base; });
+  size_t offset = kGranule;
+  for (const Allocation* a : live) {
+    const size_t start = static_cast<size_t>(a->base - range_) % kDeviceSpan;
+    if (offset + span <= start) return offset;
+    offset = start + (a->bytes + kGranule - 1) / kGranule * kGranule + kGranule;
+  }
+  return offset + span <= kDeviceSpan ? offset : kDeviceSpan;
 }
 
 void DeviceMemory::Map(const Allocation& allocation, bool open) {

@@ -1,6 +1,7 @@
 // The memories of the emulated devices. Each device has a range of addresses of its own, of which
 // only live allocations are mapped. New memory is full of 0xff bytes (NaN), freed memory is
-// unmapped and its addresses are never given out again. Host code that touches device memory gets a
+// unmapped and its addresses are given out again only
+// when a device has no others left. Host code that touches device memory gets a
 // segmentation fault: pages are readable only while a device is open, that is while some thread
 // runs queued work.
 //
@@ -61,13 +62,19 @@ class DeviceMemory {
   std::string Problem(int device, const void* p, size_t bytes) const;
 
  private:
+  // The thread sanitizer leaves programs little of the address space.
+#ifdef RINGFILL_SMALL_ADDRESS_SPACE
+  static constexpr size_t kDeviceSpan = size_t{1} << 36;
+#else
   static constexpr size_t kDeviceSpan = size_t{1} << 40;
+#endif
   static constexpr size_t kGranule = 64 * 1024;
 
   struct Device {
     std::vector<std::unique_ptr<Allocation>> allocations;  // freed ones too, to tell of them
     std::vector<Allocation*> live;
-    size_t next = kGranule;  // offset of the next allocation
+    size_t next = kGranule;  // offset of the next allocation,
+    bool used_up = false;    // until the end was reached
     size_t used = 0;
     int open = 0;
   };
@@ -80,6 +87,8 @@ class DeviceMemory {
   Device& At(int device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return devices_[static_cast<size_t>(device)];
   }
+  // Offset of `span` bytes that no live allocation has; kDeviceSpan when there are none.
+  size_t FindSpace(Device& device, size_t span) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Map(const Allocation& allocation, bool open);
   void Unmap(const Allocation& allocation);
   void Protect(Device& device, bool open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -74,17 +74,37 @@ TEST_F(Emulation, OutOfMemory) {
 TEST_F(Emulation, HugeAllocationsTakeNoMemory) {
   Options options;
   options.seed = 1;
-  options.device_bytes = size_t{80} << 30;
+  options.device_bytes = size_t{40} << 30;
   Reset(options);
   char* p = nullptr;
-  ASSERT_EQ(cudaMalloc(&p, size_t{70} << 30), cudaSuccess);
-  char* far = p + (size_t{69} << 30);
+  ASSERT_EQ(cudaMalloc(&p, size_t{30} << 30), cudaSuccess);
+  char* far = p + (size_t{29} << 30);
   ASSERT_EQ(cudaMemset(far, 3, 16), cudaSuccess);
   unsigned char bytes[32];
   ASSERT_EQ(cudaMemcpy(bytes, far, sizeof(bytes), cudaMemcpyDeviceToHost), cudaSuccess);
   EXPECT_EQ(bytes[15], 3);
   EXPECT_EQ(bytes[16], 0xff);
   EXPECT_EQ(cudaFree(p), cudaSuccess);
+}
+
+TEST_F(Emulation, AddressesAreReusedWhenThereAreNoOthers) {
+  Options options;
+  options.seed = 1;
+  options.device_bytes = size_t{40} << 30;
+  Reset(options);
+  void* small = nullptr;
+  ASSERT_EQ(cudaMalloc(&small, 1000), cudaSuccess);
+  ASSERT_EQ(cudaMemset(small, 5, 1000), cudaSuccess);
+  for (int i = 0; i < 40; ++i) {
+    void* p = nullptr;
+    ASSERT_EQ(cudaMalloc(&p, size_t{30} << 30), cudaSuccess) << i;
+    ASSERT_EQ(cudaMemset(p, 1, 1000), cudaSuccess);
+    ASSERT_EQ(cudaFree(p), cudaSuccess);
+  }
+  unsigned char bytes[1000];
+  ASSERT_EQ(cudaMemcpy(bytes, small, sizeof(bytes), cudaMemcpyDeviceToHost), cudaSuccess);
+  EXPECT_EQ(bytes[999], 5);
+  EXPECT_EQ(cudaFree(small), cudaSuccess);
 }
 
 TEST_F(Emulation, HostCodeMayNotTouchDeviceMemory) {

@@ -221,6 +221,7 @@ TEST_F(Samples, AFailedDeviceStaysFailed) {
   EXPECT_EQ(cudaSetDevice(1), cudaSuccess);
   DeviceArray<float> other(Numbers());
   EXPECT_EQ(RunSample(Sample::kRight, other.data()), cudaSuccess);
+  EXPECT_EQ(RunSample(Sample::kRightCopy, other.data()), cudaSuccess);
   EXPECT_EQ(cudaDeviceSynchronize(), cudaSuccess);
 }
 
