@@ -24,6 +24,7 @@ ALLOWED = {
     "engine/comm/nccl": ("base", "engine/comm", "engine/compute/cuda", "engine/stream"),
     "engine/compute": ("base", "kvcache", "engine/model/token_id.h", "engine/stream"),
     "engine/compute/cpu": ("base", "kvcache", "engine/compute", "engine/model", "engine/stream"),
+    "engine/compute/cuda": ("base", "kvcache", "engine/compute", "engine/model", "engine/stream"),
     "engine/model": ("base", "engine/compute"),
     "engine/request": ("base", "engine/model", "engine/schedule/step_plan.h"),
     "engine/schedule": ("base", "kvcache", "engine/layout", "engine/model/token_id.h",
