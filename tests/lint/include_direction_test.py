@@ -38,7 +38,7 @@ ALLOWED = {
                              "engine/compute/cuda/launch.h"),
     "tests/base": ("base", "tests/testing"),
     "tests/kvcache": ("base", "kvcache", "tests/testing"),
-    "tests/engine": (*BELOW_SERVER, "tests/testing"),
+    "tests/engine": (*BELOW_SERVER, "tests/cuda_emulation", "tests/testing"),
     "tests/server": ("server", *BELOW_SERVER, *WIRE, "tests/testing"),
     "tests/tools": ("tools", *BELOW_SERVER, "tests/testing"),
     "tests/cli": ("cli", *BELOW_SERVER, *WIRE, "tests/testing"),

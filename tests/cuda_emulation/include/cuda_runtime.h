@@ -5,8 +5,7 @@
 #pragma once
 
 #include <stddef.h>
-
-#include "vector_types.h"
+#include <vector_types.h>
 
 #define CUDART_VERSION 13000
 
