@@ -78,7 +78,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(std::shared_ptr<const Model> model,
     rank.pages = plan.pages;
     rank.page_tokens = options.page_tokens;
     rank.weights = plan.weights;
-    rank.make_products = MakeProducts;
+    rank.make_products = MakeCublasProducts;
     ranks.push_back(std::move(rank));
     absl::StrAppend(&out.description, out.description.empty() ? "" : ", ", Describe(gpu));
   }

@@ -28,7 +28,7 @@ struct CudaRankOptions {
   int page_tokens = 64;
   CudaWeightsPlan weights;
   // Empty: plain ones.
-  std::function<absl::StatusOr<std::unique_ptr<Products>>(CudaMemory& memory)> make_products;
+  std::function<absl::StatusOr<std::unique_ptr<Products>>(CudaMemory& memory)> make_products = {};
 };
 
 // Work on the stream runs one at a time, so that scratch serves each operation in turn. Members are

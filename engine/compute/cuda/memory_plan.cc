@@ -12,8 +12,8 @@
 namespace ringfill {
 namespace {
 
-// Weights take at most this part of a GPU, so that there is room for KV; beyond it layers stay as
-// stored.
+// Weights take at most this part of what scratch leaves of a GPU, so that there is room for KV;
+// beyond it layers stay as stored.
 constexpr double kMostWeights = 0.6;
 // Attention queries, states and residual rows that a step has beside those of its own rows: what
 // travels with pass-Q, and an eighth that buffers grow by.
@@ -97,7 +97,9 @@ absl::StatusOr<CudaMemoryPlan> PlanCudaMemory(const Model& model, const CudaMemo
   const CudaWeightBytes bytes = CudaWeightBytes::Of(model);
   CudaMemoryPlan plan;
   plan.workspace_bytes = CudaWorkspaceBytes(c) + StepBytes(c, o);
-  const auto most = static_cast<size_t>(kMostWeights * static_cast<double>(o.free_bytes));
+  const size_t after_scratch =
+      o.free_bytes > plan.workspace_bytes ? o.free_bytes - plan.workspace_bytes : 0;
+  const auto most = static_cast<size_t>(kMostWeights * static_cast<double>(after_scratch));
   plan.weights = PlanWeights(bytes, c.layers, most, o.expanded_weight_bytes);
   plan.weight_bytes = bytes.Total(c.layers, plan.weights);
   // Two shards of a layer go round with the pages.

@@ -37,8 +37,4 @@ std::unique_ptr<Products> MakePlainProducts(int device);
 // By cuBLASLt: the fastest of what its heuristics offer for the extents at hand, looked up once.
 absl::StatusOr<std::unique_ptr<Products>> MakeCublasProducts(CudaMemory& memory);
 
-// What this build's devices use: cuBLASLt's, or the plain ones where it is not linked (a file
-// chosen by the build).
-absl::StatusOr<std::unique_ptr<Products>> MakeProducts(CudaMemory& memory);
-
 }  // namespace ringfill
