@@ -29,13 +29,17 @@ size_t Expanded(const WeightMatrix& w) {
 
 std::string Show(size_t bytes) { return absl::StrCat((bytes + (size_t{1} << 19)) >> 20, " MiB"); }
 
-// What the passes take for the rows of a step.
+// What the passes take for the rows of a step, and for replicated tokens.
 size_t StepBytes(const ModelConfig& c, const CudaMemoryOptions& options) {
   const int64_t rows = options.chunk_tokens / options.ranks + 2 * options.page_tokens;
   const auto row = static_cast<double>(4 * c.width + 4 * c.rope.rope_dims + 2 * 2 * c.q_width() +
-                                       4 * c.heads * (2 + c.head_dim));
+                                       4 * c.heads * (2 + c.head_dim) + 8 * c.kv_width());
+  const int64_t token = std::max(int64_t{c.q_width()} + 2 * c.kv_width(),
+                                 std::max<int64_t>(c.width, c.heads * (2 + c.head_dim)));
+  const auto gathered =
+      static_cast<size_t>(kReplicatedTokens * token * (options.ranks + 2)) * sizeof(float);
   const size_t attention = static_cast<size_t>(rows * c.q_width()) * sizeof(Bf16);
-  return static_cast<size_t>(kRowCopies * row * static_cast<double>(rows)) + attention +
+  return static_cast<size_t>(kRowCopies * row * static_cast<double>(rows)) + attention + gathered +
          (options.ranks > 1 ? options.gather_bytes : 0);
 }
 

@@ -11,6 +11,8 @@ namespace ringfill {
 
 // Rows that go through the products together, at most.
 inline constexpr int64_t kProductRows = 2048;
+// Tokens that run through the layers replicated, at most.
+inline constexpr int64_t kReplicatedTokens = 256;
 // Logits that exist at once, at most; a row of them always does.
 inline constexpr int64_t kMostLogits = int64_t{8} << 20;
 // Rows of the output head that are multiplied together.
