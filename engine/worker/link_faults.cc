@@ -2,8 +2,31 @@
 
 #include <algorithm>
 #include <set>
+#include <tuple>
 
 namespace ringfill {
+namespace {
+
+std::map<int, int> CountBySeat(const std::set<LinkFaults::Link>& links) {
+  std::map<int, int> counts;
+  for (const auto& [a, b] : links) {
+    ++counts[a];
+    ++counts[b];
+  }
+  return counts;
+}
+
+// Of the seats of `dead`: the one with most of them, then of `unmade`, then the highest.
+int WorstSeat(const std::set<LinkFaults::Link>& dead, const std::set<LinkFaults::Link>& unmade) {
+  const std::map<int, int> suspects = CountBySeat(unmade);
+  std::tuple<int, int, int> worst;
+  for (const auto& [seat, count] : CountBySeat(dead)) {
+    worst = std::max(worst, std::tuple(count, suspects.at(seat), seat));
+  }
+  return std::get<2>(worst);
+}
+
+}  // namespace
 
 bool LinkFaults::Note(int a, int b, Instant now) {
   std::erase_if(found_, [&](const auto& entry) { return now - entry.second > options_.memory; });
@@ -13,23 +36,17 @@ bool LinkFaults::Note(int a, int b, Instant now) {
 std::vector<int> LinkFaults::LeaveOut(const std::vector<Link>& unmade, Instant now) {
   std::set<Link> reported;  // most by both ends
   for (const auto& [a, b] : unmade) reported.emplace(std::min(a, b), std::max(a, b));
-  std::vector<Link> dead;
+  std::set<Link> dead;
   for (const Link& link : reported) {
-    if (!Note(link.first, link.second, now)) dead.push_back(link);
+    if (!Note(link.first, link.second, now)) dead.insert(link);
   }
   std::vector<int> left_out;
   while (!dead.empty()) {
-    std::map<int, int> links;  // dead ones, by seat
-    for (const auto& [a, b] : dead) {
-      ++links[a];
-      ++links[b];
+    const int seat = WorstSeat(dead, reported);
+    for (std::set<Link>* links : {&dead, &reported}) {
+      std::erase_if(*links,
+                    [&](const Link& link) { return link.first == seat || link.second == seat; });
     }
-    int seat = dead.front().first;
-    for (const auto& [candidate, count] : links) {
-      if (count >= links[seat]) seat = candidate;
-    }
-    std::erase_if(dead,
-                  [&](const Link& link) { return link.first == seat || link.second == seat; });
     Out& out = out_[seat];
     const bool again = out.backoff > Duration(0) && now - out.until < options_.memory;
     out.backoff =

@@ -46,6 +46,19 @@ TEST(LinkFaultsTest, TheOneWithMostDeadLinksGoes) {
   EXPECT_THAT(other.LeaveOut(pairs, kStart), ElementsAre(3, 1));
 }
 
+// Rank 0 is cut off from both, but the ring ended at the first of its links that was found dead.
+TEST(LinkFaultsTest, OfTwoAlikeTheOneWithMostLinksUnmadeGoes) {
+  LinkFaults faults({});
+  faults.Note(0, 1, kStart);
+  EXPECT_THAT(faults.LeaveOut({{0, 1}, {1, 0}, {0, 2}, {2, 0}}, kStart), ElementsAre(0));
+  LinkFaults two({});
+  two.Note(0, 1, kStart);
+  two.Note(0, 4, kStart);
+  two.Note(2, 3, kStart);
+  // What was unmade with one that is left out counts no more.
+  EXPECT_THAT(two.LeaveOut({{0, 1}, {0, 4}, {0, 2}, {2, 3}}, kStart), ElementsAre(0, 3));
+}
+
 TEST(LinkFaultsTest, WhoIsLeftOutMayReturnEachTimeLater) {
   LinkFaults faults({.first_backoff = seconds(10), .most_backoff = seconds(30)});
   faults.Note(0, 1, kStart);
