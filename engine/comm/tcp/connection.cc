@@ -128,6 +128,8 @@ absl::Status Connection::ReadMore() {
   return decoder_.Advance(moved.bytes, assembler_);
 }
 
+void Connection::EndSending() { ShutdownWrites(socket_); }
+
 void Connection::Close() {
   closed_ = true;
   ShutdownBoth(socket_);

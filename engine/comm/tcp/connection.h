@@ -64,6 +64,8 @@ class Connection {
   // For what the socket knows: its address, how long it has been silent.
   int fd() const { return socket_.get(); }
 
+  // What was sent was the last: the peer sees the end after it. Receive goes on.
+  void EndSending();
   // Ends every waiting and later call here, and the connection for the peer.
   void Close();
 

@@ -1,7 +1,6 @@
 #include "engine/comm/tcp/listener.h"
 
 #include <algorithm>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -53,9 +52,10 @@ bool ClosedInHandshake(const absl::Status& status) {
 }
 
 absl::StatusOr<ProvenSocket> ConnectProven(const std::string& address,
-                                           const Credentials& credentials, Instant deadline) {
+                                           const Credentials& credentials, Instant deadline,
+                                           const Waker* stop) {
   RF_ASSIGN_OR_RETURN(const HostPort to, ParseHostPort(address));
-  RF_ASSIGN_OR_RETURN(Fd socket, ConnectTcp(to, deadline));
+  RF_ASSIGN_OR_RETURN(Fd socket, ConnectTcp(to, deadline, stop));
   Handshake handshake(Handshake::Side::kInitiator, credentials);
   while (!handshake.done()) {
     RF_RETURN_IF_ERROR(SendWhole(socket, handshake.TakeOutput()));
@@ -63,7 +63,7 @@ absl::StatusOr<ProvenSocket> ConnectProven(const std::string& address,
     bool whole = false;
     while (!whole) {
       RF_RETURN_IF_ERROR(
-          AwaitSocket(socket, POLLIN, deadline, absl::StrCat("handshake with ", address)));
+          AwaitSocket(socket, POLLIN, deadline, absl::StrCat("handshake with ", address), stop));
       RF_ASSIGN_OR_RETURN(whole, ReadTowards(socket, handshake.wanted(), message));
     }
     RF_RETURN_IF_ERROR(handshake.Receive(message));
@@ -72,13 +72,13 @@ absl::StatusOr<ProvenSocket> ConnectProven(const std::string& address,
 }
 
 absl::StatusOr<ProvenSocket> ConnectProvenRetrying(const std::string& address,
-                                                   const Credentials& credentials,
-                                                   Instant deadline) {
+                                                   const Credentials& credentials, Instant deadline,
+                                                   const Waker* stop) {
   for (;;) {
-    absl::StatusOr<ProvenSocket> made = ConnectProven(address, credentials, deadline);
+    absl::StatusOr<ProvenSocket> made = ConnectProven(address, credentials, deadline, stop);
     if (made.ok() || !absl::IsUnavailable(made.status())) return made;
     if (Clock::Real().Now() + kRetryPause >= deadline) return made;
-    std::this_thread::sleep_for(kRetryPause);
+    RF_RETURN_IF_ERROR(PauseUntil(Clock::Real().Now() + kRetryPause, stop));
   }
 }
 
@@ -92,13 +92,16 @@ absl::StatusOr<std::unique_ptr<Listener>> Listener::Bind(std::string_view addres
 Listener::Listener(Fd socket, std::string address)
     : socket_(std::move(socket)), address_(std::move(address)) {}
 
-absl::StatusOr<ProvenSocket> Listener::Accept(const Credentials& credentials, Instant deadline) {
+absl::StatusOr<ProvenSocket> Listener::Accept(const Credentials& credentials, Instant deadline,
+                                              const Waker* stop) {
   // Hellos that were sent say what was true then.
   if (!SameCredentials(credentials_, credentials)) pending_.clear();
   credentials_ = credentials;
   for (;;) {
     if (closed_) return absl::CancelledError("the listener was closed");
-    std::vector<pollfd> polled = {{waker_.fd(), POLLIN, 0}, {socket_.get(), POLLIN, 0}};
+    std::vector<pollfd> polled = {
+        {waker_.fd(), POLLIN, 0}, PolledStop(stop), {socket_.get(), POLLIN, 0}};
+    const size_t before_pending = polled.size();
     Instant until = deadline;
     for (const Pending& pending : pending_) {
       polled.push_back({pending.caller.socket.get(), POLLIN, 0});
@@ -106,8 +109,9 @@ absl::StatusOr<ProvenSocket> Listener::Accept(const Credentials& credentials, In
     }
     const bool any = PollUntil(polled, until);
     if (closed_) continue;
+    if (polled[1].revents != 0) return absl::CancelledError("no peer is awaited any longer");
     for (size_t i = pending_.size(); any && i-- > 0;) {
-      if (polled[2 + i].revents == 0) continue;
+      if (polled[before_pending + i].revents == 0) continue;
       if (!Progress(pending_[i])) {
         pending_.erase(pending_.begin() + i);
         ++refused_;
@@ -118,7 +122,7 @@ absl::StatusOr<ProvenSocket> Listener::Accept(const Credentials& credentials, In
                             proven.handshake.peer(), std::move(proven.caller.address)};
       }
     }
-    if (polled[1].revents != 0) RF_RETURN_IF_ERROR(AcceptCallers(credentials));
+    if (polled[2].revents != 0) RF_RETURN_IF_ERROR(AcceptCallers(credentials));
     const Instant now = Clock::Real().Now();
     DropLate(now);
     if (now >= deadline) return absl::DeadlineExceededError("no peer has proven itself in time");

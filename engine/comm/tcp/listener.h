@@ -1,4 +1,5 @@
-// Connections between processes of one deployment, proven before they are handed out.
+// Connections between processes of one deployment, proven before they are handed out. For `stop`
+// see socket.h.
 #pragma once
 
 #include <atomic>
@@ -27,14 +28,15 @@ struct ProvenSocket {
 // the peer closed the connection, which it also does when our proof is wrong; UNAUTHENTICATED when
 // the peer's is; DEADLINE_EXCEEDED.
 absl::StatusOr<ProvenSocket> ConnectProven(const std::string& address,
-                                           const Credentials& credentials, Instant deadline);
+                                           const Credentials& credentials, Instant deadline,
+                                           const Waker* stop = nullptr);
 // Whether a status of ConnectProven says that the peer closed the connection before it had proven
 // itself: most often it knows another secret.
 bool ClosedInHandshake(const absl::Status& status);
 // The same, again and again until the deadline while the peer is UNAVAILABLE.
 absl::StatusOr<ProvenSocket> ConnectProvenRetrying(const std::string& address,
-                                                   const Credentials& credentials,
-                                                   Instant deadline);
+                                                   const Credentials& credentials, Instant deadline,
+                                                   const Waker* stop = nullptr);
 
 // Accept is called by one thread at a time, Close by any.
 class Listener {
@@ -51,7 +53,8 @@ class Listener {
   const std::string& address() const { return address_; }
   // The next caller that proves itself. Those that fail are dropped without an answer and do not
   // hold up the others. DEADLINE_EXCEEDED; CANCELLED after Close.
-  absl::StatusOr<ProvenSocket> Accept(const Credentials& credentials, Instant deadline);
+  absl::StatusOr<ProvenSocket> Accept(const Credentials& credentials, Instant deadline,
+                                      const Waker* stop = nullptr);
   // Ends a waiting and every later Accept.
   void Close();
   // Callers dropped so far.

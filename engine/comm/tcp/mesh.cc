@@ -29,12 +29,12 @@ void Copy(std::span<std::byte> to, std::span<const std::byte> from) {
 Mesh::Mesh(int rank, std::vector<std::unique_ptr<Link>> links, Waker& waker,
            const std::atomic<TraceBuffer*>& trace, LinkWatch watch)
     : rank_(rank), peers_(links.size()), waker_(waker), trace_(trace), watch_(std::move(watch)) {
-  if (watch_.silence_limit > Duration(0) && size() > 1) tend_at_ = Clock::Real().Now();
+  if (watch_.silence_limit > Duration(0) && size() > 1) tend_at_ = watch_.clock->Now();
   for (int peer = 0; peer < size(); ++peer) {
     peers_[peer].mesh = this;
     peers_[peer].rank = peer;
     peers_[peer].link = std::move(links[peer]);
-    peers_[peer].heard = watch_.begins;
+    peers_[peer].silence = Silence(watch_.begins);
     RF_CHECK((peers_[peer].link == nullptr) == (peer == rank_));
   }
 }
@@ -394,21 +394,22 @@ void Mesh::Lose(Peer& peer, absl::string_view why) {
 }
 
 void Mesh::Tend() {
-  const Instant now = Clock::Real().Now();
-  if (now < tend_at()) return;
-  tend_at_ = now + LinkWatch::kBeatPeriod;
-  if (const absl::Status status = TendLinks(now); !status.ok()) Abort(status);
+  const Instant due = tend_at(), now = watch_.clock->Now();
+  if (now < due) return;
+  tend_at_ = now + kBeatPeriod;
+  if (const absl::Status status = TendLinks(due, now); !status.ok()) Abort(status);
 }
 
-absl::Status Mesh::TendLinks(Instant now) {
+absl::Status Mesh::TendLinks(Instant due, Instant now) {
   RF_RETURN_IF_ERROR(ReadAll().status());
   absl::Status dead;
   for (Peer& peer : peers_) {
     if (peer.link == nullptr || !peer.gone.ok()) continue;
-    if (now - peer.heard > watch_.silence_limit) {
-      peer.gone = absl::UnavailableError(
-          absl::StrCat("rank ", rank_, " heard nothing from rank ", peer.rank, " for ",
-                       Milliseconds(now - peer.heard) / 1e3, " s: the link between them is dead"));
+    peer.silence.Look(due, now);
+    if (const Duration silence = peer.silence.At(now); silence > watch_.silence_limit) {
+      peer.gone = absl::UnavailableError(absl::StrCat("rank ", rank_, " heard nothing from rank ",
+                                                      peer.rank, " for ", Seconds(silence),
+                                                      " s: the link between them is dead"));
       if (watch_.on_dead) watch_.on_dead(peer.rank);
       dead.Update(peer.gone);
       continue;
@@ -440,7 +441,7 @@ absl::Status Mesh::Write() {
 absl::Status Mesh::Read(Peer& peer, bool& any) {
   const Link::ReadResult result = peer.link->Read(peer);
   any = result.any || result.end;
-  if (result.any) peer.heard = Clock::Real().Now();
+  if (result.any) peer.silence.Heard(watch_.clock->Now());
   if (!result.frames.ok()) return result.frames;
   if (!result.socket.ok()) {
     Lose(peer, result.socket.message());

@@ -8,7 +8,8 @@
 // Links are watched as long as the group lasts, between transfers too: each end sends a beat on a
 // link on which it has sent nothing for a while, and a link on which nothing has come for the
 // silence limit, not even a part of a frame, is dead. A link that is slow but moves bytes is not,
-// nor is one whose peer computes with all its cores: beats are not the compute threads'.
+// nor is one whose peer computes with all its cores: beats are not the compute threads'. Time in
+// which this process was stopped does not count.
 #pragma once
 
 #include <atomic>
@@ -25,6 +26,7 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "engine/comm/communicator.h"
+#include "engine/comm/tcp/heartbeat.h"
 #include "engine/comm/tcp/link.h"
 #include "engine/comm/transfer.h"
 
@@ -32,12 +34,12 @@ namespace ringfill {
 
 // How links are watched.
 struct LinkWatch {
-  static constexpr Duration kBeatPeriod = std::chrono::milliseconds(250);
   Duration silence_limit{};  // 0: they are not
   // Until when a peer may take to begin: it is part of the group once all its links are made.
   Instant begins;
   // Called once for each link that is found dead, by the thread that drives the mesh.
   std::function<void(int peer)> on_dead;
+  const Clock* clock = &Clock::Real();  // of the watch alone
 };
 
 // One thread at a time. The first failure aborts: every transfer fails with it, every peer is told.
@@ -82,7 +84,7 @@ class Mesh {
     int rank = 0;
     std::unique_ptr<Link> link;
     absl::Status gone;            // why nothing more comes from it
-    Instant heard;                // when bytes last came
+    Silence silence;              // since bytes last came
     uint64_t written_before = 0;  // by the link, after beats were last due
     std::optional<Announced> exchange_ready, gather_ready;
     // A small part of the all-gather after the current one.
@@ -144,7 +146,7 @@ class Mesh {
   void Complete(GatherOp& op);
   void Trace(const OpLabel& label, Instant begin) const;
 
-  absl::Status TendLinks(Instant now);
+  absl::Status TendLinks(Instant due, Instant now);
   absl::Status Write();
   // True when something came.
   absl::StatusOr<bool> ReadAll();

@@ -73,14 +73,16 @@ Fd MakeSocket(int family) {
   return Fd(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
 }
 
-absl::StatusOr<Fd> ConnectTo(const addrinfo& address, const std::string& name, Instant deadline) {
+absl::StatusOr<Fd> ConnectTo(const addrinfo& address, const std::string& name, Instant deadline,
+                             const Waker* stop) {
   Fd socket = MakeSocket(address.ai_family);
   if (!socket.valid()) return SystemError("socket");
   Tune(socket);
   if (connect(socket.get(), address.ai_addr, address.ai_addrlen) == 0) return socket;
   // An interrupted connect goes on by itself.
   if (errno != EINPROGRESS && errno != EINTR) return SystemError(absl::StrCat("connect to ", name));
-  RF_RETURN_IF_ERROR(AwaitSocket(socket, POLLOUT, deadline, absl::StrCat("connect to ", name)));
+  RF_RETURN_IF_ERROR(
+      AwaitSocket(socket, POLLOUT, deadline, absl::StrCat("connect to ", name), stop));
   socklen_t size = sizeof(errno);
   int error = 0;
   if (getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) error = errno;
@@ -155,11 +157,11 @@ absl::StatusOr<HostPort> LocalAddress(const Fd& socket) {
   return FromSockaddr(storage);
 }
 
-absl::StatusOr<Fd> ConnectTcp(const HostPort& to, Instant deadline) {
+absl::StatusOr<Fd> ConnectTcp(const HostPort& to, Instant deadline, const Waker* stop) {
   RF_ASSIGN_OR_RETURN(const AddressList addresses, Resolve(to, 0));
   absl::Status failure;
   for (const addrinfo* address = addresses.get(); address != nullptr; address = address->ai_next) {
-    absl::StatusOr<Fd> socket = ConnectTo(*address, HostPortText(to), deadline);
+    absl::StatusOr<Fd> socket = ConnectTo(*address, HostPortText(to), deadline, stop);
     if (socket.ok()) return socket;
     failure.Update(socket.status());
   }
@@ -224,10 +226,24 @@ bool PollUntil(std::span<pollfd> polled, Instant deadline) {
   }
 }
 
-absl::Status AwaitSocket(const Fd& socket, short events, Instant deadline, std::string_view what) {
-  pollfd polled = {socket.get(), events, 0};
-  if (PollUntil(std::span(&polled, 1), deadline)) return absl::OkStatus();
-  return absl::DeadlineExceededError(absl::StrCat(std::string(what), " took too long"));
+absl::Status AwaitSocket(const Fd& socket, short events, Instant deadline, std::string_view what,
+                         const Waker* stop) {
+  pollfd polled[] = {{socket.get(), events, 0}, PolledStop(stop)};
+  if (!PollUntil(polled, deadline)) {
+    return absl::DeadlineExceededError(absl::StrCat(std::string(what), " took too long"));
+  }
+  if (polled[1].revents == 0) return absl::OkStatus();
+  return absl::CancelledError(absl::StrCat(std::string(what), " was given up"));
+}
+
+pollfd PolledStop(const Waker* stop) {
+  return {stop != nullptr ? stop->fd() : -1, POLLIN, 0};  // poll passes over -1
+}
+
+absl::Status PauseUntil(Instant end, const Waker* stop) {
+  pollfd polled = PolledStop(stop);
+  return PollUntil(std::span(&polled, 1), end) ? absl::CancelledError("given up")
+                                               : absl::OkStatus();
 }
 
 Waker::Waker() : event_(eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) { RF_CHECK(event_.valid()); }

@@ -1,5 +1,6 @@
 // Sockets: descriptors that close themselves, TCP connections that never block but in one place,
-// and the waits with their deadlines.
+// and the waits with their deadlines. Where a wait takes a `stop`, which may be null, it ends with
+// CANCELLED as long as that is awake.
 #pragma once
 
 #include <poll.h>
@@ -34,6 +35,19 @@ class Fd {
   int fd_ = -1;
 };
 
+// Wakes threads that poll its descriptor. Thread-safe.
+class Waker {
+ public:
+  Waker();
+  int fd() const { return event_.get(); }
+  void Wake();
+  // Makes the descriptor unreadable again.
+  void Clear();
+
+ private:
+  Fd event_;
+};
+
 // "host:port" or "[v6 address]:port"; INVALID_ARGUMENT for anything else.
 struct HostPort {
   std::string host;
@@ -49,7 +63,7 @@ absl::StatusOr<HostPort> LocalAddress(const Fd& socket);
 // A non-blocking connected socket: no delay, keepalive; it ends when what was sent is not
 // acknowledged for half a minute. UNAVAILABLE when refused or unreachable,
 // DEADLINE_EXCEEDED.
-absl::StatusOr<Fd> ConnectTcp(const HostPort& to, Instant deadline);
+absl::StatusOr<Fd> ConnectTcp(const HostPort& to, Instant deadline, const Waker* stop = nullptr);
 // The next connection that waits, or nothing.
 struct Accepted {
   Fd socket;
@@ -72,20 +86,12 @@ void ShutdownBoth(const Fd& socket);
 
 // Waits until one of `polled` has an event or the deadline has passed; true when one has.
 bool PollUntil(std::span<pollfd> polled, Instant deadline);
-// For one socket. DEADLINE_EXCEEDED naming `what`.
-absl::Status AwaitSocket(const Fd& socket, short events, Instant deadline, std::string_view what);
-
-// Wakes a thread that polls its descriptor. Thread-safe.
-class Waker {
- public:
-  Waker();
-  int fd() const { return event_.get(); }
-  void Wake();
-  // Makes the descriptor unreadable again.
-  void Clear();
-
- private:
-  Fd event_;
-};
+// For one socket. DEADLINE_EXCEEDED or CANCELLED, naming `what`.
+absl::Status AwaitSocket(const Fd& socket, short events, Instant deadline, std::string_view what,
+                         const Waker* stop = nullptr);
+// What to poll for it; it has an event as long as `stop` is awake, none when that is null.
+pollfd PolledStop(const Waker* stop);
+// Sleeps until `end`.
+absl::Status PauseUntil(Instant end, const Waker* stop);
 
 }  // namespace ringfill

@@ -117,7 +117,7 @@ class TcpCommunicator final : public Communicator {
     for (;;) {
       for (Instant now; now = Clock::Real().Now(), !MayDrive(now);) {
         // Whoever else drives the mesh tends its links.
-        work_.WaitUntil(&mutex_, driving_ ? now + LinkWatch::kBeatPeriod : mesh_.tend_at());
+        work_.WaitUntil(&mutex_, driving_ ? now + kBeatPeriod : mesh_.tend_at());
       }
       driving_ = true;
       do {
@@ -202,13 +202,20 @@ bool SomebodyIsMissing(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
 }
 
+// How much an error tells: that somebody is missing, that the call was given up, or more.
+int Weight(const absl::Status& status) {
+  if (status.ok()) return 0;
+  if (SomebodyIsMissing(status)) return 1;
+  return absl::IsCancelled(status) ? 2 : 3;
+}
+
 absl::StatusOr<ProvenSocket> CallPeer(int rank, const TcpGroupOptions& options,
-                                      const Credentials& credentials) {
+                                      const Credentials& credentials, const Waker& stop) {
   const std::string& address = options.members[rank];
   const Duration one_try = (options.deadline - Clock::Real().Now()) / kTries;
   for (;;) {
     const Instant limit = std::min(options.deadline, Clock::Real().Now() + one_try);
-    absl::StatusOr<ProvenSocket> called = ConnectProvenRetrying(address, credentials, limit);
+    absl::StatusOr<ProvenSocket> called = ConnectProvenRetrying(address, credentials, limit, &stop);
     if (SomebodyIsMissing(called.status()) && limit < options.deadline) continue;
     RF_ASSIGN_OR_RETURN(ProvenSocket peer, std::move(called));
     if (peer.peer.epoch > options.epoch) return StaleEpoch(peer.peer, options.epoch);
@@ -220,17 +227,17 @@ absl::StatusOr<ProvenSocket> CallPeer(int rank, const TcpGroupOptions& options,
       return absl::DeadlineExceededError(
           absl::StrCat("rank ", rank, " is still at epoch ", peer.peer.epoch));
     }
-    std::this_thread::sleep_for(kRetryPause);
+    RF_RETURN_IF_ERROR(PauseUntil(Clock::Real().Now() + kRetryPause, &stop));
   }
 }
 
 // Accepts the ranks below.
 absl::Status AcceptPeers(Listener& listener, const TcpGroupOptions& options,
-                         const Credentials& credentials,
+                         const Credentials& credentials, const Waker& stop,
                          std::vector<std::optional<ProvenSocket>>& peers) {
   int missing = options.rank;
   while (missing > 0) {
-    absl::StatusOr<ProvenSocket> peer = listener.Accept(credentials, options.deadline);
+    absl::StatusOr<ProvenSocket> peer = listener.Accept(credentials, options.deadline, &stop);
     if (absl::IsDeadlineExceeded(peer.status())) {
       return absl::DeadlineExceededError(absl::StrCat(
           missing, " of the ", options.rank, " ranks below ", options.rank, " have not called"));
@@ -251,26 +258,32 @@ absl::Status AcceptPeers(Listener& listener, const TcpGroupOptions& options,
 }
 
 // The higher ranks are called all at once, so that one that does not answer leaves time for the
-// others. The error is one that says more than that somebody is missing, if there is any.
+// others. An error that says more than that somebody is missing ends all calls, and is the answer.
 absl::Status ConnectAll(Listener& listener, const TcpGroupOptions& options,
                         const Credentials& credentials,
                         std::vector<std::optional<ProvenSocket>>& peers) {
   const size_t ranks = options.members.size();
+  Waker own_stop;
+  Waker& stop = options.stop != nullptr ? *options.stop : own_stop;
   std::vector<absl::Status> statuses(ranks);
+  const auto note = [&](size_t rank, const absl::Status& status) {
+    statuses[rank] = status;
+    if (!status.ok() && !SomebodyIsMissing(status)) stop.Wake();
+  };
   std::vector<std::thread> calls;
   for (size_t rank = static_cast<size_t>(options.rank) + 1; rank < ranks; ++rank) {
     calls.emplace_back([&, rank] {
-      absl::StatusOr<ProvenSocket> peer = CallPeer(static_cast<int>(rank), options, credentials);
-      statuses[rank] = peer.status();
+      absl::StatusOr<ProvenSocket> peer =
+          CallPeer(static_cast<int>(rank), options, credentials, stop);
+      note(rank, peer.status());
       if (peer.ok()) peers[rank] = *std::move(peer);
     });
   }
-  statuses[static_cast<size_t>(options.rank)] = AcceptPeers(listener, options, credentials, peers);
+  note(static_cast<size_t>(options.rank), AcceptPeers(listener, options, credentials, stop, peers));
   for (std::thread& call : calls) call.join();
   absl::Status first;
   for (const absl::Status& status : statuses) {
-    if (status.ok()) continue;
-    if (first.ok() || (SomebodyIsMissing(first) && !SomebodyIsMissing(status))) first = status;
+    if (Weight(status) > Weight(first)) first = status;
   }
   return first;
 }

@@ -11,6 +11,7 @@
 #include "engine/comm/communicator.h"
 #include "engine/comm/tcp/listener.h"
 #include "engine/comm/tcp/secret.h"
+#include "engine/comm/tcp/socket.h"
 
 namespace ringfill {
 
@@ -21,6 +22,9 @@ struct TcpGroupOptions {
   uint64_t epoch = 0;                // rises with each group that is formed
   const Secret* secret = nullptr;    // outlives the call
   Instant deadline;                  // for the whole call
+  // When the caller wakes it, the call ends with CANCELLED. The call wakes it too, to end what its
+  // other threads are at when it has failed for good.
+  Waker* stop = nullptr;
   // A link on which nothing comes for so long, not even a beat, is dead: the epoch aborts with
   // UNAVAILABLE. The peer's first sign of life may take until `deadline`. 0: links are not watched.
   Duration silence_limit{};
@@ -36,8 +40,8 @@ struct TcpGroupOptions {
 // connection was made, ascending. One that is missing does not keep the others from connecting.
 //
 // The communicator has a thread of its own, its lane, which sleeps while no transfer is under way
-// but for a look at the links (mesh.h) every LinkWatch::kBeatPeriod. An all-gather whose `after` is
-// done runs on the calling thread while nothing else moves. A transfer needs nothing of ranks it
+// but for a look at the links (mesh.h) every kBeatPeriod. An all-gather whose `after` is done
+// runs on the calling thread while nothing else moves. A transfer needs nothing of ranks it
 // does not exchange bytes with; one that needs a rank whose connection has closed fails with
 // UNAVAILABLE naming the rank, and so aborts the epoch.
 absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,

@@ -7,44 +7,13 @@
 #include <string>
 #include <utility>
 
-#include "tests/engine/comm/tcp/sessions.h"
+#include "tests/engine/comm/tcp/link_ends.h"
 
 namespace ringfill {
 namespace {
 
-Instant Soon() { return Clock::Real().Now() + std::chrono::seconds(60); }
-
-// Both ends of one connection.
-struct Ends {
-  Ends() {
-    const Fd listener = ListenTcp({"127.0.0.1", 0}).value();
-    ProvenSocket called, caller;
-    caller.socket = ConnectTcp(LocalAddress(listener).value(), Soon()).value();
-    EXPECT_TRUE(AwaitSocket(listener, POLLIN, Soon(), "a caller").ok());
-    called.socket = std::move(AcceptTcp(listener).value()->socket);
-    FillRandom(caller.keys.send);
-    FillRandom(caller.keys.receive);
-    called.keys.send = caller.keys.receive;
-    called.keys.receive = caller.keys.send;
-    a = std::make_unique<Link>(std::move(caller));
-    b = std::make_unique<Link>(std::move(called));
-  }
-  // Moves bytes from `a` to `b` until b's peer has ended or `frames` have come.
-  absl::Status Pump(CollectingSink& sink, size_t frames) {
-    while (sink.got.size() < frames) {
-      RF_RETURN_IF_ERROR(a->Write());
-      const Link::ReadResult result = b->Read(sink);
-      RF_RETURN_IF_ERROR(result.socket);
-      RF_RETURN_IF_ERROR(result.frames);
-      if (result.end) break;
-    }
-    return absl::OkStatus();
-  }
-  std::unique_ptr<Link> a, b;
-};
-
 TEST(LinkTest, StreamsTakeTurns) {
-  Ends ends;
+  LinkEnds ends;
   const Bytes bulk(3 * kMaxFramePayload), small = BytesOf("small");
   ends.a->StartSending(Link::Stream::kExchange, 1, bulk);
   ends.a->StartSending(Link::Stream::kGather, 2, small);
@@ -62,7 +31,7 @@ TEST(LinkTest, StreamsTakeTurns) {
 // An abort in the middle of a frame: the bytes are given back at once, the frame is finished as it
 // was, and the peer learns why.
 TEST(LinkTest, AbortFinishesTheFrameFromACopy) {
-  Ends ends;
+  LinkEnds ends;
   auto bulk = std::make_unique<Bytes>(32 << 20, std::byte{7});
   ends.a->StartSending(Link::Stream::kExchange, 1, *bulk);
   ASSERT_TRUE(ends.a->Write().ok());

@@ -212,6 +212,42 @@ TEST(TcpFormTest, AMissingRankEndsTheCallAtItsDeadline) {
   EXPECT_LT(Clock::Real().Now() - start, seconds(10));
 }
 
+// By a caller who has a newer group to form, say, on whichever side of its calls the rank waits.
+TEST(TcpFormTest, ACallThatIsGivenUpEnds) {
+  for (const int rank : {0, 1, 2}) {
+    SCOPED_TRACE(rank);
+    Site site(3);
+    FaultPlan dark;
+    dark.fault = Fault::kBlackhole;
+    for (const auto& proxy : site.proxies) proxy->Set(dark);
+    Waker stop;
+    TcpGroupOptions options = site.Options(rank);
+    options.deadline = In(std::chrono::hours(1));
+    options.stop = &stop;
+    std::vector<int> missing;
+    absl::Status status;
+    std::thread forms(
+        [&] { status = FormTcpGroup(*site.listeners[rank], options, &missing).status(); });
+    stop.Wake();
+    forms.join();
+    EXPECT_TRUE(absl::IsCancelled(status)) << status;
+    EXPECT_THAT(missing, testing::IsEmpty());
+    // The listener is as good as new.
+    for (const auto& proxy : site.proxies) proxy->Set({});
+    ExpectAllOk(site.Form(2));
+  }
+}
+
+// Others of which nothing can be heard do not hold up what is known.
+TEST(TcpFormTest, AnErrorForGoodEndsTheCallAtOnce) {
+  Site site(3);
+  TcpGroupOptions options = site.Options(1);
+  options.deadline = In(std::chrono::hours(1));
+  options.members[2] = "no address";
+  const absl::Status status = FormTcpGroup(*site.listeners[1], options).status();
+  EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+}
+
 // Every fault at many places in the traffic, on any connection: no rank hangs, none sees wrong
 // bytes, and the failure is of the right kind on all of them.
 struct FaultCase {
