@@ -87,8 +87,8 @@ class Leader {
   void RepairAfter(const StepPlan& plan, const absl::Status& why);
   // Forms the ring of a new epoch and moves every sequence over.
   absl::Status FormRing();
-  // Requests that end, and new ones, while the ring forms.
-  void ServeWhileForming();
+  // Requests that end, and new ones, while the ring forms; false when the daemon stops.
+  bool ServeWhileForming();
   // Says which ranks have figures and weights that are not their own.
   void NoteStrangers(const std::vector<int>& from) const;
   // The weights of the new ranks; the old ones are forgotten.

@@ -305,6 +305,7 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
   ++failures_in_a_row_;
   if (const absl::Status formed = FormRing(); !formed.ok()) {
     failures_in_a_row_ = 0;
+    if (p_.inbox.stopped()) return;  // Loop ends all
     return EndAll(Retryable(
         absl::StrCat("the ring could not form anew, try again: ", std::string(formed.message()))));
   }
@@ -322,7 +323,7 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
 absl::Status Leader::FormRing() {
   ++epoch_;
   absl::StatusOr<std::vector<int>> formed =
-      p_.workers.Reform(epoch_, [this] { ServeWhileForming(); });
+      p_.workers.Reform(epoch_, [this] { return ServeWhileForming(); });
   ring_formed_ = formed.ok();
   if (!formed.ok()) {
     Publish();
@@ -367,10 +368,12 @@ void Leader::NoteStrangers(const std::vector<int>& from) const {
 }
 
 // What it ends is gone before Regroup sees the sequences.
-void Leader::ServeWhileForming() {
+bool Leader::ServeWhileForming() {
+  if (std::exchange(ring_formed_, false)) Publish();
   NoteProgress();
   TakeInbox();
   EndStale();
+  return !p_.inbox.stopped();
 }
 
 std::vector<double> Leader::WeightsOf(const std::vector<int>& from) {
@@ -392,7 +395,7 @@ void Leader::LetNewcomersIn() {
   if (!newcomers_since_.has_value()) newcomers_since_ = now;
   if (p_.scheduler.running() > 0 && now - *newcomers_since_ < kNewcomerPatience) return;
   newcomers_since_.reset();
-  if (const absl::Status formed = FormRing(); !formed.ok()) {
+  if (const absl::Status formed = FormRing(); !formed.ok() && !p_.inbox.stopped()) {
     Log(LogLevel::kError, "the ring could not form anew", {{"status", formed.ToString()}});
   }
 }

@@ -30,13 +30,17 @@ ControlLink::ControlLink(std::unique_ptr<Connection> connection, Duration silenc
       silence_limit_(silence_limit) {}
 
 ControlLink::~ControlLink() {
+  {
+    MutexLock lock(&mutex_);
+    while (reader_.joinable() && ended_.ok() && finishing_.has_value()) changed_.Wait(&mutex_);
+  }
   Close(absl::CancelledError("the link was closed"));
   if (reader_.joinable()) reader_.join();
   if (sender_.joinable()) sender_.join();
 }
 
 void ControlLink::Start() {
-  last_heard_ = Clock::Real().Now();
+  silence_ = Silence(Clock::Real().Now());
   reader_ = std::thread([this] { ReadLoop(); });
   sender_ = std::thread([this] { SendLoop(); });
 }
@@ -48,7 +52,7 @@ void ControlLink::Send(const ControlMessage& message) {
 void ControlLink::Send(std::shared_ptr<const EncodedControl> message) {
   {
     MutexLock lock(&mutex_);
-    if (!ended_.ok()) return;
+    if (!ended_.ok() || finishing_.has_value()) return;
     if (sending_ || rest_ || !queue_.empty() || message->payload.size() > kInlineBytes) {
       queued_bytes_ += message->payload.size();
       queue_.push_back(std::move(message));
@@ -78,18 +82,18 @@ void ControlLink::Sent(const absl::StatusOr<bool>& whole) {
   changed_.SignalAll();
 }
 
-bool ControlLink::Flush(Instant deadline) {
+void ControlLink::Finish(const ControlMessage& last, const absl::Status& why, Duration patience) {
+  RF_CHECK(!why.ok());
+  Send(last);
   MutexLock lock(&mutex_);
-  while (ended_.ok() && (sending_ || rest_ || !queue_.empty())) {
-    if (!changed_.WaitUntil(&mutex_, deadline)) break;
-  }
-  return !sending_ && !rest_ && queue_.empty();
+  if (!finishing_.has_value()) finishing_ = {why, Clock::Real().Now() + patience};
+  changed_.SignalAll();
 }
 
 void ControlLink::Close(const absl::Status& why) {
   RF_CHECK(!why.ok());
   MutexLock lock(&mutex_);
-  if (ended_.ok()) ended_ = why;
+  if (ended_.ok()) ended_ = finishing_.has_value() ? finishing_->why : why;
   connection_->Close();
   changed_.SignalAll();
 }
@@ -102,6 +106,7 @@ void ControlLink::SendLoop() {
       MutexLock lock(&mutex_);
       Instant beat = Clock::Real().Now() + kBeatPeriod;
       while (ended_.ok() && (sending_ || (queue_.empty() && !rest_))) {
+        if (finishing_.has_value() && !sending_) return connection_->EndSending();
         if (const Instant now = Clock::Real().Now(); now >= beat) {
           if (!sending_) break;
           beat = now + kBeatPeriod;  // bytes are on their way as it is
@@ -136,14 +141,24 @@ absl::StatusOr<bool> ControlLink::SendOne(bool rest,
   return true;
 }
 
-bool ControlLink::PeerIsSilent() const {
-  const Duration limit = silence_limit_;
-  if (Clock::Real().Now() - last_heard_ <= limit) return false;
+absl::Status ControlLink::NoteQuiet(Instant due) {
+  const Instant now = Clock::Real().Now();
   // Part of a long message may have come.
   tcp_info info = {};
   socklen_t size = sizeof(info);
-  if (getsockopt(connection_->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return true;
-  return std::chrono::milliseconds(info.tcpi_last_data_recv) > limit;
+  if (getsockopt(connection_->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
+    silence_.Heard(now - std::chrono::milliseconds(info.tcpi_last_data_recv));
+  }
+  silence_.Look(due, now);
+  if (silence_.At(now) <= silence_limit_.load()) return absl::OkStatus();
+  silent_ = true;
+  return absl::UnavailableError(
+      absl::StrCat("nothing was heard for ", Seconds(silence_.At(now)), " s"));
+}
+
+std::optional<ControlLink::Finishing> ControlLink::finishing() {
+  MutexLock lock(&mutex_);
+  return finishing_;
 }
 
 void ControlLink::NoteBeat(const BeatMessage& beat) {
@@ -154,16 +169,17 @@ void ControlLink::NoteBeat(const BeatMessage& beat) {
 }
 
 absl::Status ControlLink::ReadOne() {
-  const Duration step = std::min<Duration>(kBeatPeriod, silence_limit_.load() / 4);
-  absl::StatusOr<Connection::Message> received = connection_->Receive(Clock::Real().Now() + step);
-  if (absl::IsDeadlineExceeded(received.status())) {
-    if (!PeerIsSilent()) return absl::OkStatus();
-    silent_ = true;
-    return absl::UnavailableError(absl::StrCat(
-        "nothing was heard for ", Milliseconds(Clock::Real().Now() - last_heard_) / 1e3, " s"));
+  const Instant due =
+      Clock::Real().Now() + std::min<Duration>(kBeatPeriod, silence_limit_.load() / 4);
+  absl::StatusOr<Connection::Message> received = connection_->Receive(due);
+  const bool quiet = absl::IsDeadlineExceeded(received.status());
+  if (const std::optional<Finishing> finishing = this->finishing(); finishing.has_value()) {
+    const bool over = Clock::Real().Now() >= finishing->limit || !(received.ok() || quiet);
+    return over ? finishing->why : absl::OkStatus();
   }
+  if (quiet) return NoteQuiet(due);
   if (!received.ok()) return received.status();
-  last_heard_ = Clock::Real().Now();
+  silence_.Heard(Clock::Real().Now());
   RF_ASSIGN_OR_RETURN(ControlMessage message, DecodeControl(received->type, received->payload));
   if (const auto* beat = std::get_if<BeatMessage>(&message)) {
     NoteBeat(*beat);

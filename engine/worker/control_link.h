@@ -8,6 +8,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -16,14 +17,14 @@
 #include "base/mutex.h"
 #include "base/status.h"
 #include "engine/comm/tcp/connection.h"
+#include "engine/comm/tcp/heartbeat.h"
 #include "engine/worker/control_message.h"
 
 namespace ringfill {
 
-inline constexpr Duration kBeatPeriod = std::chrono::milliseconds(250);
 inline constexpr Duration kDefaultHeartbeatTimeout = std::chrono::seconds(3);
 
-// Send, Close and Flush: any thread; of these only Flush may wait.
+// Send, Finish and Close: any thread; none of them waits.
 class ControlLink {
  public:
   static constexpr size_t kMaxQueued = 1024;
@@ -49,9 +50,12 @@ class ControlLink {
   // gone: the link ends with RESOURCE_EXHAUSTED. Dropped when the link has ended.
   void Send(const ControlMessage& message);
   void Send(std::shared_ptr<const EncodedControl> message);
-  // All that was given to Send has gone to the socket; false when it could not in time.
-  bool Flush(Instant deadline);
-  // The first reason counts. REQUIRES: !why.ok().
+  // Sends what waits, and `last` after it, and ends the link when the peer has closed it too, or
+  // `patience` later. What comes meanwhile is dropped, but read: bytes that nobody has read when
+  // the socket closes would reset the connection, and the peer would lose what is on its way to it.
+  // The destructor waits for this. REQUIRES: !why.ok().
+  void Finish(const ControlMessage& last, const absl::Status& why, Duration patience);
+  // At once. The first reason counts, that of Finish too. REQUIRES: !why.ok().
   void Close(const absl::Status& why);
 
   void SetSilenceLimit(Duration limit) { silence_limit_ = limit; }
@@ -62,10 +66,17 @@ class ControlLink {
   bool silent() const { return silent_; }
 
  private:
+  struct Finishing {
+    absl::Status why;
+    Instant limit;
+  };
+
   void ReadLoop();
   void SendLoop();
   absl::Status ReadOne();
-  bool PeerIsSilent() const;
+  std::optional<Finishing> finishing();
+  // REQUIRES: nothing has come by `due`.
+  absl::Status NoteQuiet(Instant due);
   void NoteBeat(const BeatMessage& beat);
   // By the sending thread: what waits, else the message, else a beat.
   absl::StatusOr<bool> SendOne(bool rest, std::shared_ptr<const EncodedControl> message);
@@ -77,7 +88,7 @@ class ControlLink {
   std::atomic<Duration> silence_limit_;
   std::atomic<int64_t> clock_ahead_ns_{0};
   std::atomic<bool> silent_{false};
-  Instant last_heard_;  // the reading thread's
+  Silence silence_;  // the reading thread's
 
   Mutex mutex_;
   CondVar changed_;
@@ -85,6 +96,7 @@ class ControlLink {
   size_t queued_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
   bool sending_ ABSL_GUARDED_BY(mutex_) = false;  // a thread uses the line
   bool rest_ ABSL_GUARDED_BY(mutex_) = false;     // the connection keeps bytes that wait
+  std::optional<Finishing> finishing_ ABSL_GUARDED_BY(mutex_);
   absl::Status ended_ ABSL_GUARDED_BY(mutex_);
 
   std::thread reader_, sender_;

@@ -143,6 +143,7 @@ void Fields(C& c, M& m) {
     c.Enum(m.best_isa, kCpuIsas, "instruction set");
     c.Text(m.data_address, "data address");
     c.Text(m.host, "host");
+    c.Text(m.boot_id, "boot id");
     c.Number(m.pid, "pid", int64_t{0}, kMost64);
   } else if constexpr (std::is_same_v<T, WelcomeMessage>) {
     c.Number(m.rank, "rank", 0, kMaxMembers - 1);

@@ -31,7 +31,7 @@
 
 namespace ringfill {
 
-inline constexpr uint32_t kControlVersion = 2;
+inline constexpr uint32_t kControlVersion = 3;
 inline constexpr size_t kMaxControlText = 4096;      // of a reason; longer ones are cut
 inline constexpr size_t kMaxControlBytes = 1 << 17;  // of all but STEP and RESULT
 inline constexpr int kMaxMembers = 64;
@@ -49,6 +49,7 @@ struct JoinMessage {
   CpuIsa best_isa = CpuIsa::kBaseline;
   std::string data_address;  // where its end of the ring listens
   std::string host;
+  std::string boot_id;  // of its kernel (boot_id.h)
   int64_t pid = 0;
 };
 

@@ -21,14 +21,15 @@ constexpr Duration kStopPoll = std::chrono::milliseconds(20);
 constexpr Duration kWaitTurn = std::chrono::milliseconds(100);
 // Beyond what ranks wait for each other, so that theirs is the error that is seen.
 constexpr Duration kStepMargin = std::chrono::seconds(5);
-// To form a ring: connections between each two. Somebody who does not answer costs this once.
-constexpr Duration kFormTimeout = std::chrono::seconds(2);
 // To see whether a link that was found dead is dead.
 constexpr Duration kProbeTimeout = std::chrono::seconds(1);
 constexpr Duration kMostTimeout = std::chrono::seconds(6);
-// Of all attempts together, but for what the last one takes beyond it.
-constexpr Duration kReformLimit = std::chrono::seconds(12);
-constexpr Duration kFormMargin = std::chrono::milliseconds(500);
+constexpr Duration kFormMargin = std::chrono::seconds(1);
+// From one attempt to the next with the same workers, however soon it fails.
+constexpr Duration kLeastAttempt = std::chrono::milliseconds(250);
+// Until ranks that could not form a ring are tried again, while nothing else asks for one.
+constexpr Duration kFirstRetry = std::chrono::seconds(1);
+constexpr Duration kMostRetry = std::chrono::seconds(30);
 // For a worker to come when none is left.
 constexpr Duration kLastHope = std::chrono::seconds(4);
 constexpr std::chrono::minutes kMeasureLimit(1);
@@ -47,13 +48,15 @@ class ProcessWorkers final : public Workers {
         clock_(Clock::Real()),
         metrics_(metrics),
         route_(options.route),
+        form_timeout_(options.form_timeout),
+        reform_limit_(options.reform_limit),
         roster_(std::move(roster)),
         link_faults_(options.link_faults) {}
 
   int ranks() const override { return static_cast<int>(members_.size()); }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
   absl::StatusOr<std::vector<int>> Reform(uint64_t epoch,
-                                          const std::function<void()>& while_waiting) override;
+                                          const std::function<bool()>& while_waiting) override;
   bool WantsReform() override;
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
@@ -81,17 +84,26 @@ class ProcessWorkers final : public Workers {
   void GiveUp(Step& step);
   Duration SilentLimit(const StepPlan& plan) const;
   int RankOf(const WorkerPeer& peer) const;
-  // The next event; calls while_waiting_ meanwhile.
+  // The next event; asks while_waiting_ meanwhile, and returns nothing when it is to give up.
   std::optional<WorkerEvent> Await(Instant deadline);
+  void AskWhetherToGoOn();
   // REQUIRES: the event is a message.
   void NoteDeadLink(const WorkerEvent& event);
   void SendForm(const FormMessage& form, const std::vector<WorkerPeerPtr>& peers);
+  // What each of `peers` says of the attempt. An error ends it early: it cannot succeed any more,
+  // and workers leave it as soon as the next one comes.
+  absl::Status AwaitAnswers(uint64_t attempt, const std::vector<WorkerPeerPtr>& peers,
+                            Instant deadline, std::vector<std::optional<FormedMessage>>& answers);
   // Forms a ring of `peers`. Those that do not answer are dropped; `unmade`: links that were not
   // made between those that do.
   absl::Status Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers, Duration timeout,
                     std::vector<LinkFaults::Link>& unmade);
-  // Who would be in a ring now, waiting for the first one.
+  // Who would be in a ring now.
+  std::vector<WorkerPeerPtr> Candidates() const;
+  // The same, waiting for the first one.
   std::vector<WorkerPeerPtr> AwaitPeers(Instant deadline);
+  // Until then, or somebody goes.
+  void PauseUntil(Instant end);
   absl::StatusOr<std::vector<int>> FormAnyRing(uint64_t epoch);
 
   const ModelConfig model_;
@@ -99,6 +111,7 @@ class ProcessWorkers final : public Workers {
   const Clock& clock_;
   WorkerMetrics& metrics_;
   const std::function<std::string(int, int, const std::string&)> route_;
+  const Duration form_timeout_, reform_limit_;
   const std::unique_ptr<WorkerRoster> roster_;
 
   // The leader's thread's.
@@ -107,9 +120,13 @@ class ProcessWorkers final : public Workers {
   std::set<LinkFaults::Link> dead_links_;  // of the ring, by rank
   uint64_t attempts_ = 0;
   uint64_t ring_attempt_ = 0;  // that formed the ring
-  Instant forming_until_;      // the last attempt's workers may be busy with it
+  // After a Reform that failed: with whom, and when to try them again.
+  std::vector<WorkerPeerPtr> tried_;
+  Instant retry_at_;
+  Duration retry_backoff_ = kFirstRetry;
   LinkFaults link_faults_;
-  std::function<void()> while_waiting_;
+  std::function<bool()> while_waiting_;
+  bool given_up_ = false;  // while_waiting_ said so
   uint64_t questions_ = 0;
   bool tracing_ = false;
 };
@@ -266,15 +283,20 @@ std::optional<WorkerEvent> ProcessWorkers::Await(Instant deadline) {
     const Instant now = clock_.Now();
     std::optional<WorkerEvent> event =
         roster_->NextEvent(std::min<Instant>(deadline, now + kWaitTurn));
-    if (event.has_value() || now >= deadline) return event;
-    if (while_waiting_) while_waiting_();
+    if (event.has_value() || now >= deadline || given_up_) return event;
+    AskWhetherToGoOn();
   }
+}
+
+void ProcessWorkers::AskWhetherToGoOn() {
+  if (while_waiting_ && !while_waiting_()) given_up_ = true;
 }
 
 void ProcessWorkers::NoteDeadLink(const WorkerEvent& event) {
   const auto* dead = std::get_if<DeadLinkMessage>(&*event.message);
   const int rank = RankOf(*event.peer);
-  if (dead == nullptr || rank < 0 || dead->attempt != ring_attempt_ || dead->peer >= ranks()) {
+  if (dead == nullptr || rank < 0 || dead->attempt != ring_attempt_ || dead->peer >= ranks() ||
+      dead->peer == rank) {
     return;
   }
   if (!dead_links_.insert(LinkFaults::Link(std::minmax(rank, static_cast<int>(dead->peer)))).second)
@@ -298,22 +320,12 @@ void ProcessWorkers::SendForm(const FormMessage& form, const std::vector<WorkerP
   }
 }
 
-absl::Status ProcessWorkers::Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers,
-                                  Duration timeout, std::vector<LinkFaults::Link>& unmade) {
-  const uint64_t attempt = ++attempts_;
-  FormMessage form;
-  form.epoch = epoch;
-  form.attempt = attempt;
-  form.timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
-  form.trace = tracing_;
-  SendForm(form, peers);
-  std::vector<std::optional<FormedMessage>> answers(peers.size());
-  absl::Status first;
-  // They may be busy with the attempt before.
-  const Instant deadline = std::max(clock_.Now(), forming_until_) + timeout + kFormMargin;
-  forming_until_ = clock_.Now() + timeout;
+absl::Status ProcessWorkers::AwaitAnswers(uint64_t attempt, const std::vector<WorkerPeerPtr>& peers,
+                                          Instant deadline,
+                                          std::vector<std::optional<FormedMessage>>& answers) {
   for (size_t missing = peers.size(); missing > 0;) {
     const std::optional<WorkerEvent> event = Await(deadline);
+    if (given_up_) return absl::CancelledError("the ring is not wanted any more");
     if (!event.has_value()) break;
     const auto at = std::find(peers.begin(), peers.end(), event->peer);
     if (at == peers.end()) continue;
@@ -326,57 +338,95 @@ absl::Status ProcessWorkers::Form(uint64_t epoch, const std::vector<WorkerPeerPt
     if (formed == nullptr || formed->attempt != attempt || answer.has_value()) continue;
     answer = *formed;
     --missing;
-    first.Update(formed->status);
+    // A worker that failed for another reason than that somebody is missing.
+    if (!formed->status.ok() && formed->missing.empty()) return formed->status;
   }
+  return absl::OkStatus();
+}
+
+absl::Status ProcessWorkers::Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers,
+                                  Duration timeout, std::vector<LinkFaults::Link>& unmade) {
+  FormMessage form;
+  form.epoch = epoch;
+  form.attempt = ++attempts_;
+  form.timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
+  form.trace = tracing_;
+  SendForm(form, peers);
+  std::vector<std::optional<FormedMessage>> answers(peers.size());
+  const Instant deadline = clock_.Now() + timeout + kFormMargin;
+  RF_RETURN_IF_ERROR(AwaitAnswers(form.attempt, peers, deadline, answers));
+  absl::Status first;
   for (size_t r = 0; r < peers.size(); ++r) {
-    if (answers[r].has_value()) continue;
-    const absl::Status late =
-        absl::DeadlineExceededError("it did not answer while the ring was formed");
-    first.Update(absl::DeadlineExceededError(absl::StrCat(peers[r]->Name(), ": ", late.message())));
-    roster_->Drop(peers[r], LossReason::kHung, late);
-  }
-  for (size_t r = 0; r < peers.size(); ++r) {
-    if (!answers[r].has_value()) continue;
+    if (!answers[r].has_value()) {
+      const absl::Status late =
+          absl::DeadlineExceededError("it did not answer while the ring was formed");
+      first.Update(
+          absl::DeadlineExceededError(absl::StrCat(peers[r]->Name(), ": ", late.message())));
+      roster_->Drop(peers[r], LossReason::kHung, late);
+      continue;
+    }
+    first.Update(answers[r]->status);
     for (const int32_t other : answers[r]->missing) {
       const auto o = static_cast<size_t>(other);
-      if (o >= peers.size() || !answers[o].has_value()) continue;
+      if (o == r || o >= peers.size() || !answers[o].has_value()) continue;
       unmade.emplace_back(peers[r]->seat(), peers[o]->seat());
     }
   }
   return first;
 }
 
-std::vector<WorkerPeerPtr> ProcessWorkers::AwaitPeers(Instant deadline) {
-  while (!roster_->AwaitAny(std::min<Instant>(deadline, clock_.Now() + kWaitTurn))) {
-    if (clock_.Now() >= deadline) return {};
-    if (while_waiting_) while_waiting_();
-  }
+std::vector<WorkerPeerPtr> ProcessWorkers::Candidates() const {
   std::vector<WorkerPeerPtr> ready = roster_->Ready();
   std::vector<WorkerPeerPtr> in = ready;
-  std::erase_if(in, [&](const WorkerPeerPtr& peer) {
-    return link_faults_.IsOut(peer->seat(), clock_.Now());
+  std::erase_if(in, [now = clock_.Now(), this](const WorkerPeerPtr& peer) {
+    return link_faults_.IsOut(peer->seat(), now);
   });
   return in.empty() ? ready : in;
 }
 
+std::vector<WorkerPeerPtr> ProcessWorkers::AwaitPeers(Instant deadline) {
+  while (!roster_->AwaitAny(std::min<Instant>(deadline, clock_.Now() + kWaitTurn))) {
+    if (clock_.Now() >= deadline || given_up_) return {};
+    AskWhetherToGoOn();
+  }
+  return Candidates();
+}
+
+void ProcessWorkers::PauseUntil(Instant end) {
+  while (const std::optional<WorkerEvent> event = Await(end)) {
+    if (!event->message.has_value()) return;
+    NoteDeadLink(*event);
+  }
+}
+
 absl::StatusOr<std::vector<int>> ProcessWorkers::Reform(
-    uint64_t epoch, const std::function<void()>& while_waiting) {
+    uint64_t epoch, const std::function<bool()>& while_waiting) {
   while_waiting_ = while_waiting;
+  given_up_ = false;
   absl::StatusOr<std::vector<int>> from = FormAnyRing(epoch);
   while_waiting_ = nullptr;
+  if (from.ok()) {
+    tried_.clear();
+    retry_backoff_ = kFirstRetry;
+  } else {
+    tried_ = Candidates();
+    retry_at_ = clock_.Now() + retry_backoff_;
+    retry_backoff_ = std::min<Duration>(2 * retry_backoff_, kMostRetry);
+  }
   return from;
 }
 
 absl::StatusOr<std::vector<int>> ProcessWorkers::FormAnyRing(uint64_t epoch) {
   absl::Status status = absl::UnavailableError("no worker is left");
   formed_ = false;
-  const Instant limit = clock_.Now() + kReformLimit;
-  for (Duration timeout = dead_links_.empty() ? kFormTimeout : kProbeTimeout;
+  const Instant limit = clock_.Now() + reform_limit_;
+  for (Duration timeout = dead_links_.empty() ? form_timeout_ : kProbeTimeout;
        clock_.Now() < limit;) {
     const std::vector<WorkerPeerPtr> peers =
         AwaitPeers(std::min<Instant>(limit, clock_.Now() + kLastHope));
     if (peers.empty()) break;
     std::vector<LinkFaults::Link> unmade;
+    const Instant began = clock_.Now();
     status = Form(epoch, peers, timeout, unmade);
     if (status.ok()) {
       std::vector<int> from;
@@ -387,14 +437,18 @@ absl::StatusOr<std::vector<int>> ProcessWorkers::FormAnyRing(uint64_t epoch) {
       dead_links_.clear();
       return from;
     }
+    if (given_up_) break;
     Log(LogLevel::kWarning, "the ring did not form",
         {{"epoch", epoch}, {"attempt", attempts_}, {"status", status.ToString()}});
     for (const int seat : link_faults_.LeaveOut(unmade, clock_.Now())) {
       Log(LogLevel::kError, "a rank is left out: others cannot reach it", {{"rank", seat}});
     }
+    if (Candidates() != peers) continue;
     // With the same workers as before: it may have been too short.
-    if (AwaitPeers(clock_.Now()) == peers) timeout = std::min<Duration>(2 * timeout, kMostTimeout);
+    PauseUntil(std::min<Instant>(limit, began + kLeastAttempt));
+    timeout = std::min<Duration>(2 * timeout, std::max<Duration>(kMostTimeout, form_timeout_));
   }
+  if (given_up_) return absl::CancelledError("the ring is not wanted any more");
   return absl::UnavailableError(status.message());
 }
 
@@ -402,6 +456,10 @@ bool ProcessWorkers::WantsReform() {
   while (const std::optional<WorkerEvent> event = roster_->NextEvent(clock_.Now())) {
     // What else comes between steps is of no use any more.
     if (event->message.has_value()) NoteDeadLink(*event);
+  }
+  if (!formed_) {
+    const std::vector<WorkerPeerPtr> now = Candidates();
+    return !now.empty() && (now != tried_ || clock_.Now() >= retry_at_);
   }
   if (!dead_links_.empty() ||
       std::any_of(members_.begin(), members_.end(), [](const auto& m) { return m->gone(); })) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/compute/cpu_isa.h"
 #include "engine/compute/dtype.h"
@@ -28,6 +29,11 @@ struct ProcessWorkersOptions {
   int page_tokens = 64;
   int64_t expanded_weight_bytes = 0;
   LinkFaults::Options link_faults = {};
+  // The first attempt to form a ring, connections between each two of its ranks. Somebody who does
+  // not answer costs this once.
+  Duration form_timeout = std::chrono::seconds(2);
+  // All attempts of one Reform, but for what the last one takes beyond it.
+  Duration reform_limit = std::chrono::seconds(12);
   // For tests of the links between ranks: where the worker of seat `from` finds the listener of
   // seat `to`, which is at `address`. Empty: there.
   std::function<std::string(int from, int to, const std::string& address)> route = {};

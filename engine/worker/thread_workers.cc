@@ -24,7 +24,7 @@ class ThreadWorkers final : public Workers {
 
   int ranks() const override { return static_cast<int>(ranks_.size()); }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
-  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch, const std::function<void()>&) override;
+  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch, const std::function<bool()>&) override;
   bool WantsReform() override { return false; }
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
@@ -114,7 +114,7 @@ ThreadWorkers::~ThreadWorkers() {
 }
 
 absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
-                                                       const std::function<void()>&) {
+                                                       const std::function<bool()>&) {
   // The old group's ends go together.
   for (auto& at : ranks_) at->comm.reset();
   std::vector<int> from;

@@ -103,6 +103,7 @@ JoinMessage WorkerProcess::MakeJoin() const {
   join.best_isa = options_.best_isa;
   join.data_address = listener_->address();
   join.host = options_.host;
+  join.boot_id = options_.boot_id;
   join.pid = getpid();
   return join;
 }

@@ -17,6 +17,7 @@
 #include "engine/comm/tcp/listener.h"
 #include "engine/comm/tcp/secret.h"
 #include "engine/model/model.h"
+#include "engine/worker/boot_id.h"
 #include "engine/worker/control_message.h"
 
 namespace ringfill {
@@ -44,6 +45,7 @@ struct WorkerOptions {
   uint32_t version = kControlVersion;
   int64_t memory_bytes = MachineBytes();
   std::string host = HostName();
+  std::string boot_id = BootId();
 };
 
 enum class WorkerEnd { kGoodbye, kBadModel, kRefused, kLeaderGone };

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "engine/worker/boot_id.h"
 #include "engine/worker/result_codec.h"
 
 namespace ringfill {
@@ -34,9 +35,8 @@ WorkerMetrics::WorkerMetrics(Metrics& metrics)
   }
 }
 
-bool WorkerPeer::is_local() const {
-  static const std::string here = HostName();
-  return join_.host == here;
+bool WorkerPeer::IsOnMachine(const std::string& host, const std::string& boot_id) const {
+  return join_.host == host && join_.boot_id == boot_id;
 }
 
 std::string WorkerPeer::Name() const {
@@ -89,15 +89,14 @@ WorkerRoster::~WorkerRoster() {
     seats.swap(seats_);
     events_.clear();
   }
-  for (const WorkerPeerPtr& peer : peers) peer->link().Send(ByeMessage{"the leader stops"});
-  const Instant goodbye = Clock::Real().Now() + kGoodbye;
-  for (const WorkerPeerPtr& peer : peers) peer->link().Flush(goodbye);
+  // Their threads find no seats any more.
+  for (const WorkerPeerPtr& peer : peers) {
+    peer->link().Finish(ByeMessage{"the leader stops"}, absl::CancelledError("stopping"), kGoodbye);
+  }
   const Instant end = Clock::Real().Now() + kLastWords;
   for (const Seat& seat : seats) {
     if (seat.child != nullptr) seat.child->AwaitExit(end);
   }
-  // Their threads find no seats any more.
-  for (const WorkerPeerPtr& peer : peers) peer->link().Close(absl::CancelledError("stopping"));
 }
 
 absl::Status WorkerRoster::AwaitAll(Instant deadline) {
@@ -280,7 +279,9 @@ void WorkerRoster::OnJoin(WorkerPeer& peer, JoinMessage join) {
   peer.since_ = Clock::Real().Now();
   WelcomeMessage welcome = ring_;
   welcome.rank = peer.join_.rank;
-  if (options_.threads_settled_here && !peer.is_local()) welcome.threads = 0;
+  if (options_.threads_settled_here && !peer.IsOnMachine(HostName(), BootId())) {
+    welcome.threads = 0;
+  }
   peer.link_->Send(welcome);
   keeper_wakes_.SignalAll();
 }
@@ -320,7 +321,9 @@ void WorkerRoster::OnReady(WorkerPeer& peer, const ReadyMessage& ready) {
 void WorkerRoster::CheckThreads(const WorkerPeer& newest) const {
   int threads = 0;
   for (const WorkerPeerPtr& peer : ReadyPeers()) {
-    if (peer->join_.host == newest.join_.host) threads += peer->ready_.threads;
+    if (peer->IsOnMachine(newest.join_.host, newest.join_.boot_id)) {
+      threads += peer->ready_.threads;
+    }
   }
   if (threads <= newest.ready_.cores) return;
   Log(LogLevel::kWarning, "the workers of a machine have more threads than it has cores",

@@ -46,8 +46,8 @@ class WorkerPeer : public std::enable_shared_from_this<WorkerPeer> {
   int seat() const { return seat_; }
   // "rank 1 (pid 123 on host)".
   std::string Name() const;
-  // Whether the leader's machine is its machine too.
-  bool is_local() const;
+  // Containers on several machines may have one host name.
+  bool IsOnMachine(const std::string& host, const std::string& boot_id) const;
   const std::string& data_address() const { return join_.data_address; }
   ControlLink& link() { return *link_; }
   bool gone() const { return gone_; }

@@ -21,7 +21,8 @@ namespace {
 // A step that does not end after its leader has gone.
 constexpr Duration kLastStep = std::chrono::seconds(10);
 constexpr int kStuckExitCode = 5;
-constexpr Duration kFlush = std::chrono::seconds(2);
+// For the leader to take the last message and close.
+constexpr Duration kLastWords = std::chrono::seconds(2);
 // The leader sends the rank one thing at a time.
 constexpr size_t kMaxQueued = 256;
 
@@ -108,8 +109,8 @@ WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
         continue;
       }
       Log(LogLevel::kError, "this worker refuses the leader", {{"reason", objection}});
-      link_->Send(RefusedMessage{false, objection});
-      link_->Flush(Clock::Real().Now() + kFlush);
+      link_->Finish(RefusedMessage{false, objection}, absl::FailedPreconditionError(objection),
+                    kLastWords);
       return End::kRefused;
     }
     if (machine_ == nullptr) continue;  // nothing else before WELCOME
@@ -131,9 +132,7 @@ void WorkerSession::Leave(const std::string& reason) {
     MutexLock lock(&mutex_);
     goodbye_ = true;
   }
-  link_->Send(ByeMessage{reason});
-  link_->Flush(Clock::Real().Now() + kFlush);
-  link_->Close(absl::CancelledError(reason));
+  link_->Finish(ByeMessage{reason}, absl::CancelledError(reason), kLastWords);
 }
 
 void WorkerSession::OnMessage(ControlMessage message) {
@@ -158,6 +157,10 @@ void WorkerSession::OnMessage(ControlMessage message) {
   }
   {
     MutexLock lock(&mutex_);
+    if (const auto* form = std::get_if<FormMessage>(&message)) {
+      newest_attempt_ = form->attempt;
+      stop_forming_.Wake();
+    }
     if (queue_.size() < kMaxQueued) {
       queue_.push_back(std::move(message));
       changed_.SignalAll();
@@ -166,14 +169,14 @@ void WorkerSession::OnMessage(ControlMessage message) {
   }
   const std::string why =
       absl::StrCat(kMaxQueued, " messages wait for this worker's rank, it takes no more");
-  link_->Send(RefusedMessage{true, why});
-  link_->Close(absl::ResourceExhaustedError(why));
+  link_->Finish(RefusedMessage{true, why}, absl::ResourceExhaustedError(why), kLastWords);
 }
 
 void WorkerSession::OnEnd(const absl::Status& why) {
   {
     MutexLock lock(&mutex_);
     ended_ = why;
+    stop_forming_.Wake();
     changed_.SignalAll();
   }
   AbortRing(absl::UnavailableError(absl::StrCat("the leader is gone: ", why.message())));
@@ -248,6 +251,7 @@ absl::StatusOr<std::shared_ptr<Communicator>> WorkerSession::MakeRing(const Form
   options.epoch = form.attempt;
   options.secret = &parts_.secret;
   options.deadline = Clock::Real().Now() + std::chrono::milliseconds(form.timeout_ms);
+  options.stop = &stop_forming_;
   options.silence_limit = heartbeat_timeout_;
   options.on_dead_link = [this, attempt = form.attempt](int peer) {
     link_->Send(DeadLinkMessage{attempt, peer});
@@ -262,6 +266,8 @@ void WorkerSession::Form(const FormMessage& form) {
   {
     MutexLock lock(&mutex_);
     old.swap(comm_);
+    stop_forming_.Clear();
+    if (form.attempt != newest_attempt_ || ended_.has_value()) stop_forming_.Wake();
   }
   old.reset();  // its connections close before the others wait for ours
   std::vector<int> missing;

@@ -13,6 +13,7 @@
 #include "base/mutex.h"
 #include "engine/comm/tcp/listener.h"
 #include "engine/comm/tcp/secret.h"
+#include "engine/comm/tcp/socket.h"
 #include "engine/compute/cpu/cpu_device.h"
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/schedule/plan_check.h"
@@ -83,6 +84,9 @@ class WorkerSession {
   std::shared_ptr<Communicator> comm_ ABSL_GUARDED_BY(mutex_);
   CpuModel* cpu_model_ ABSL_GUARDED_BY(mutex_) = nullptr;
   StopMessage stop_ ABSL_GUARDED_BY(mutex_);
+  uint64_t newest_attempt_ ABSL_GUARDED_BY(mutex_) = 0;  // of the FORM that came last
+  // Awake: whoever forms a ring is to leave it, for a later attempt or because the leader is gone.
+  Waker stop_forming_;
 
   std::thread watchdog_;
   std::unique_ptr<ControlLink> link_;  // last: its threads use the others

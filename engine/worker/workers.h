@@ -36,9 +36,10 @@ class Workers {
   // Forms a new ring after a failed step, of the ranks that are left and of newcomers that wait.
   // from[r]: the rank of the epoch before that is rank r now, its pages kept; -1: a newcomer, whose
   // pages are empty. UNAVAILABLE when no rank is left. May take seconds, within a bound; meanwhile
-  // calls `while_waiting`, where given, several times a second on the calling thread.
+  // calls `while_waiting`, where given, several times a second on the calling thread, and ends with
+  // CANCELLED when that says false.
   virtual absl::StatusOr<std::vector<int>> Reform(uint64_t epoch,
-                                                  const std::function<void()>& while_waiting) = 0;
+                                                  const std::function<bool()>& while_waiting) = 0;
   // Calling Reform between steps would let somebody in, or mend a ring that has broken meanwhile.
   virtual bool WantsReform() = 0;
 

@@ -2,6 +2,7 @@
 
 #include <optional>
 #include <thread>
+#include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -101,8 +102,44 @@ TEST_F(ControlLinkTest, WhatWaitsIsSentInOrder) {
     if (step == nullptr) continue;  // beats
     EXPECT_EQ(std::stoi(step->plan), next++);
   }
-  EXPECT_TRUE(link->Flush(Soon()));
   EXPECT_FALSE(ended());
+}
+
+// Bytes that wait at both ends: what a socket has not read when it closes would reset it.
+TEST_F(ControlLinkTest, TheLastMessageArrivesThoughThePeerGoesOnTalking) {
+  auto link = Start(kPatient);
+  for (int i = 0; i < 64; ++i) link->Send(StepMessage{std::string(60 << 10, 'x')});
+  link->Finish(RefusedMessage{false, "last words"}, absl::AbortedError("finished"), kPatient);
+  link->Send(ByeMessage{"too late"});
+  std::thread destroys([&] { link.reset(); });
+  const EncodedControl chatter = EncodeControl(TraceMessage{true});
+  std::vector<ControlMessage> got;
+  absl::Status status;
+  while (true) {
+    far_->SendSome(chatter.type, std::as_bytes(std::span(chatter.payload))).IgnoreError();
+    const auto message = far_->Receive(Soon());
+    status = message.status();
+    if (!message.ok()) break;
+    const auto decoded = DecodeControl(message->type, message->payload);
+    EXPECT_TRUE(decoded.ok()) << decoded.status();
+    if (!std::holds_alternative<BeatMessage>(*decoded)) got.push_back(*decoded);
+  }
+  EXPECT_FALSE(ended());  // it waits for the peer
+  far_->Close();
+  destroys.join();
+  EXPECT_TRUE(absl::IsUnavailable(status)) << status;
+  ASSERT_EQ(got.size(), 65u);
+  ASSERT_TRUE(std::holds_alternative<RefusedMessage>(got.back()));
+  EXPECT_EQ(std::get<RefusedMessage>(got.back()).reason, "last words");
+  EXPECT_EQ(AwaitEnd(), absl::AbortedError("finished"));
+}
+
+TEST_F(ControlLinkTest, APeerThatDoesNotCloseIsNotWaitedForLong) {
+  auto link = Start(kPatient);
+  link->Finish(ByeMessage{"good night"}, absl::AbortedError("finished"),
+               std::chrono::milliseconds(50));
+  link.reset();
+  EXPECT_EQ(AwaitEnd(), absl::AbortedError("finished"));
 }
 
 TEST_F(ControlLinkTest, APeerThatSaysNothingIsSilent) {

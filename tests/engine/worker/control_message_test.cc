@@ -3,6 +3,7 @@
 #include <cmath>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -21,6 +22,7 @@ JoinMessage SomeJoin() {
   join.best_isa = CpuIsa::kAvx512Bf16;
   join.data_address = "127.0.0.1:4000";
   join.host = "here";
+  join.boot_id = "b-1";
   join.pid = 4711;
   return join;
 }
@@ -92,6 +94,7 @@ TEST(ControlMessageTest, KeepsEveryField) {
   EXPECT_EQ(join.best_isa, CpuIsa::kAvx512Bf16);
   EXPECT_EQ(join.data_address, "127.0.0.1:4000");
   EXPECT_EQ(join.host, "here");
+  EXPECT_EQ(join.boot_id, "b-1");
   EXPECT_EQ(join.pid, 4711);
   const auto welcome = std::get<WelcomeMessage>(*Decode(EncodeControl(SomeWelcome())));
   EXPECT_EQ(welcome.ranks, 4);
@@ -173,6 +176,17 @@ TEST(ControlMessageTest, CountsBeyondTheirBoundAreRefused) {
   EXPECT_THAT(std::string(Decode(many).status().message()), HasSubstr("members"));
 }
 
+TEST(ControlMessageTest, ARankThatIsNoMemberIsRefused) {
+  FormMessage form;
+  form.members = {"a:1", "b:2"};
+  form.rank = 1;
+  EXPECT_TRUE(Decode(EncodeControl(form)).ok());
+  form.rank = 2;
+  const absl::Status status = Decode(EncodeControl(form)).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+  EXPECT_EQ(std::string(status.message()), "FORM: rank is not one of the members");
+}
+
 TEST(ControlMessageTest, LongReasonsAreCut) {
   const auto decoded = Decode(EncodeControl(ByeMessage{std::string(100000, 'x')}));
   ASSERT_TRUE(decoded.ok());
@@ -190,7 +204,8 @@ TEST(ControlMessageTest, AnotherVersionIsKnownAsSuch) {
   ASSERT_TRUE(decoded.ok()) << decoded.status();
   EXPECT_EQ(std::get<JoinMessage>(*decoded).version, kControlVersion + 1);
   EXPECT_THAT(JoinMismatch(SomeWelcome(), std::get<JoinMessage>(*decoded)),
-              HasSubstr("protocol version: the leader has 2, this worker 3"));
+              HasSubstr(absl::StrCat("protocol version: the leader has ", kControlVersion,
+                                     ", this worker ", kControlVersion + 1)));
 }
 
 TEST(ControlMessageTest, FiguresComeBackAsTheyWere) {

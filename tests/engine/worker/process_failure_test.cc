@@ -3,10 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <random>
-#include <thread>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
@@ -162,14 +160,7 @@ TEST(ProcessFailureTest, BusyCoresAreNoAlarm) {
   const std::string path = WriteTinyModel(tiny);
   ProcessRing ring(path, SmallOptions(3), RosterForTests(path));
   const auto prompt = RandomPrompt(kPromptTokens, tiny.vocab, 3);
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> busy;
-  for (unsigned i = 0; i < 4 * std::thread::hardware_concurrency(); ++i) {
-    busy.emplace_back([&] {
-      while (!stop.load(std::memory_order_relaxed)) {
-      }
-    });
-  }
+  const BusyCores busy(4);
   const Instant end = Clock::Real().Now() + std::chrono::seconds(8);
   int served = 0;
   while (Clock::Real().Now() < end) {
@@ -177,8 +168,6 @@ TEST(ProcessFailureTest, BusyCoresAreNoAlarm) {
     EXPECT_TRUE(outcome.status.ok()) << outcome.status;
     ++served;
   }
-  stop = true;
-  for (std::thread& thread : busy) thread.join();
   EXPECT_GT(served, 0);
   EXPECT_EQ(LostTotal(ring), 0);
   EXPECT_EQ(ring.worker_metrics().dead_links.Value(), 0);
@@ -189,10 +178,7 @@ TEST(ProcessFailureTest, BusyCoresAreNoAlarm) {
 TEST(ProcessFailureTest, AllWorkersAtOnceAreReplaced) {
   TinyModelOptions tiny;
   const std::string path = WriteTinyModel(tiny);
-  EngineOptions options = SmallOptions(2);
-  options.measure = true;
-  options.weigh_by_speed = true;
-  ProcessRing ring(path, options, RosterForTests(path));
+  ProcessRing ring(path, MeasuredOptions(2), RosterForTests(path));
   for (const auto& [rank, pid] : ring.Pids()) kill(pid, SIGSTOP);
   for (const auto& [rank, pid] : ring.Pids()) kill(pid, SIGKILL);
   EXPECT_TRUE(Eventually([&] { return LostTotal(ring) == 2; }));
@@ -223,9 +209,55 @@ TEST(ProcessFailureTest, RequestsEndWhileTheRingForms) {
   EXPECT_TRUE(absl::IsDeadlineExceeded((*waits)->Finish().status));
   EXPECT_TRUE(ring.engine().WaitIdle(std::chrono::seconds(1)));
   EXPECT_EQ(ring.engine().Status().ranks.size(), 3u);  // it has not formed yet
+  EXPECT_FALSE(ring.engine().Status().ring_formed);
   EXPECT_TRUE(Eventually([&] { return ring.engine().Status().ranks.size() == 1; }));
+  EXPECT_TRUE(ring.engine().Status().ring_formed);
   const auto prompt = RandomPrompt(600, tiny.vocab, 3);
   ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 4)), 1e-3);
+}
+
+// Attempts that would take longer than any test does.
+class PatientFormingTest : public testing::Test {
+ protected:
+  PatientFormingTest() : path_(WriteTinyModel(TinyModelOptions())) {
+    RosterOptions roster = RosterForTests(path_);
+    roster.heartbeat_timeout = std::chrono::minutes(10);
+    roster.first_backoff = roster.most_backoff = std::chrono::minutes(10);
+    ring_ = std::make_unique<ProcessRing>(path_, SmallOptions(3), roster,
+                                          [](ProcessWorkersOptions& options) {
+                                            options.form_timeout = std::chrono::minutes(5);
+                                            options.reform_limit = std::chrono::minutes(10);
+                                          });
+    EXPECT_TRUE(ring_->engine().WaitIdle(std::chrono::seconds(10)));
+    pids_ = ring_->Pids();
+    kill(pids_.at(1), SIGSTOP);
+    kill(pids_.at(2), SIGKILL);
+    // Now rank 0 waits for rank 1.
+    EXPECT_TRUE(Eventually([&] { return !ring_->engine().Status().ring_formed; }));
+  }
+
+  const std::string path_;
+  std::unique_ptr<ProcessRing> ring_;
+  std::map<int, pid_t> pids_;
+};
+
+TEST_F(PatientFormingTest, AWorkerThatDiesEndsTheAttemptForAll) {
+  kill(pids_.at(1), SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return ring_->engine().Status().ring_formed; }));
+  EXPECT_EQ(ring_->engine().Status().ranks.size(), 1u);
+  EXPECT_EQ(LostTotal(*ring_), 2);
+  const auto prompt = RandomPrompt(600, TinyModelOptions().vocab, 3);
+  ExpectMatchesReference(ring_->engine().model(), prompt, ring_->runner().Run(Greedy(prompt, 4)),
+                         1e-3);
+}
+
+TEST_F(PatientFormingTest, AnEngineThatEndsDoesNotWaitForIt) {
+  const Instant limit = Clock::Real().Now() + std::chrono::minutes(1);
+  auto client = Client::Start(ring_->engine(), Greedy({5, 6, 7}, 4));
+  ASSERT_TRUE(client.ok());
+  ring_.reset();
+  EXPECT_LT(Clock::Real().Now(), limit);
+  EXPECT_TRUE(absl::IsCancelled((*client)->Finish().status));
 }
 
 }  // namespace

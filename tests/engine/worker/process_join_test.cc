@@ -9,6 +9,7 @@
 #include <random>
 #include <thread>
 
+#include "absl/strings/str_cat.h"
 #include "base/machine.h"
 #include "engine/comm/tcp/connection.h"
 #include "engine/compute/cpu/cpu_model.h"
@@ -72,7 +73,8 @@ TEST(ProcessJoinTest, WhatDoesNotFitIsRefusedByName) {
   const std::string other = WriteTinyModel(tiny);
   const std::tuple<std::string, std::string, std::string> cases[] = {
       {"--other-model", other, "model digest"},
-      {"--version", "7", "protocol version: the leader has 2, this worker 7"},
+      {"--version", "77",
+       absl::StrCat("protocol version: the leader has ", kControlVersion, ", this worker 77")},
       {"--memory", "1000", "kv.memory_bytes: the leader wants"},
       {"--dtype", "bf16", "compute.dtype: the leader has f32, this worker bf16"}};
   for (const auto& [option, value, expected] : cases) {
@@ -142,13 +144,15 @@ size_t ThreadsOf(pid_t pid) {
   return static_cast<size_t>(std::distance(tasks, end));
 }
 
-// The leader's cores say nothing of another machine's.
-TEST(ProcessJoinTest, AWorkerOnAnotherMachineSettlesItsOwnThreads) {
+class AnotherMachineTest : public testing::TestWithParam<const char*> {};
+
+// The leader's cores say nothing of another machine's, whatever the names of both.
+TEST_P(AnotherMachineTest, AWorkerSettlesItsOwnThreads) {
   const std::string path = WriteTinyModel(TinyModelOptions());
   RosterOptions roster = Elsewhere(path);
   const auto here = StartWorker(roster.listen, 0, path, kSecret, {"--rejoin", "yes"});
   const auto there =
-      StartWorker(roster.listen, 1, path, kSecret, {"--rejoin", "yes", "--host", "another"});
+      StartWorker(roster.listen, 1, path, kSecret, {"--rejoin", "yes", GetParam(), "another"});
   EngineOptions options = SmallOptions(2);
   options.threads = 0;
   ProcessRing ring(path, options, roster);
@@ -159,57 +163,95 @@ TEST(ProcessJoinTest, AWorkerOnAnotherMachineSettlesItsOwnThreads) {
   ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 3)), 1e-3);
 }
 
-// A leader that says more than any rank can take while it is busy.
-TEST(ProcessJoinTest, AWorkerThatIsFloodedSaysSoAndGoes) {
-  const std::string path = WriteTinyModel(TinyModelOptions());
-  const auto model = LoadModelOrDie(path);
-  const auto listener = Listener::Bind().value();
-  const auto worker = StartWorker(listener->address(), 0, path, kSecret);
-  const Instant limit = Clock::Real().Now() + std::chrono::seconds(60);
-  const Secret secret = Secret::FromBytes(kSecret).value();
-  Credentials credentials;
-  credentials.secret = &secret;
-  credentials.own.role = PeerRole::kLeader;
-  credentials.peer_role = PeerRole::kWorker;
-  Connection connection(listener->Accept(credentials, limit).value());
-  const auto send = [&](const ControlMessage& message) {
+INSTANTIATE_TEST_SUITE_P(By, AnotherMachineTest, testing::Values("--host", "--boot-id"));
+
+// One worker, whose leader says what the test wants.
+class LedWorkerTest : public testing::Test {
+ protected:
+  LedWorkerTest() : path_(WriteTinyModel(TinyModelOptions())) {
+    const auto model = LoadModelOrDie(path_);
+    const Secret secret = Secret::FromBytes(kSecret).value();
+    Credentials credentials;
+    credentials.secret = &secret;
+    credentials.own.role = PeerRole::kLeader;
+    credentials.peer_role = PeerRole::kWorker;
+    worker_ = StartWorker(listener_->address(), 0, path_, kSecret);
+    connection_ = std::make_unique<Connection>(listener_->Accept(credentials, HangLimit()).value());
+    WelcomeMessage welcome;
+    welcome.ranks = 2;
+    welcome.model_digest = ModelDigest(model->file());
+    welcome.page_tokens = 16;
+    welcome.pages = 8;
+    welcome.min_round_timeout_ms = welcome.heartbeat_timeout_ms = 10 * 60 * 1000;
+    welcome.geometry = KvGeometryOf(model->config(), {.page_tokens = 16});
+    EXPECT_TRUE(Send(welcome).ok());
+  }
+
+  static Instant HangLimit() { return Clock::Real().Now() + std::chrono::seconds(60); }
+  absl::Status Send(const ControlMessage& message) {
     const EncodedControl encoded = EncodeControl(message);
-    return connection.Send(encoded.type, std::as_bytes(std::span(encoded.payload)), limit);
-  };
-  const auto receive = [&](Instant until) -> absl::StatusOr<ControlMessage> {
-    RF_ASSIGN_OR_RETURN(const Connection::Message message, connection.Receive(until));
-    return DecodeControl(message.type, message.payload);
-  };
-  WelcomeMessage welcome;
-  welcome.ranks = 2;
-  welcome.model_digest = ModelDigest(model->file());
-  welcome.page_tokens = 16;
-  welcome.pages = 8;
-  welcome.min_round_timeout_ms = welcome.heartbeat_timeout_ms = 60000;
-  welcome.geometry = KvGeometryOf(model->config(), {.page_tokens = 16});
-  ASSERT_TRUE(send(welcome).ok());
-  // Nobody is there: its rank is busy with this.
-  FormMessage form;
-  form.members = {listener->address(), Listener::Bind().value()->address()};
-  form.timeout_ms = 60000;
-  ASSERT_TRUE(send(form).ok());
-  for (int i = 0; i < 250; ++i) ASSERT_TRUE(send(TraceMessage{true}).ok());
-  // Then one at a time: what a socket has not read when it closes costs the peer its last words.
-  std::string reason;
-  absl::Status end;
-  for (int i = 0; i < 50 && end.ok(); ++i) {
-    send(TraceMessage{true}).IgnoreError();
-    const Instant until = Clock::Real().Now() + std::chrono::milliseconds(200);
-    while (end.ok()) {
-      const absl::StatusOr<ControlMessage> message = receive(until);
-      if (absl::IsDeadlineExceeded(message.status())) break;
-      end = message.status();
-      if (!message.ok()) continue;
-      if (const auto* refused = std::get_if<RefusedMessage>(&*message)) reason = refused->reason;
+    return connection_->Send(encoded.type, std::as_bytes(std::span(encoded.payload)), HangLimit());
+  }
+  // The next message of a kind; those of others before it are dropped.
+  template <typename M>
+  absl::StatusOr<M> Receive() {
+    while (true) {
+      RF_ASSIGN_OR_RETURN(const Connection::Message message, connection_->Receive(HangLimit()));
+      RF_ASSIGN_OR_RETURN(const ControlMessage decoded,
+                          DecodeControl(message.type, message.payload));
+      if (const auto* wanted = std::get_if<M>(&decoded)) return *wanted;
     }
   }
-  EXPECT_EQ(end.code(), absl::StatusCode::kUnavailable) << end;
-  EXPECT_THAT(reason, HasSubstr("256 messages wait for this worker's rank"));
+  // A ring of two whose other rank is not there, and would be waited for longer than any test runs.
+  FormMessage EndlessForm(uint64_t attempt) {
+    FormMessage form;
+    form.attempt = attempt;
+    form.members = {listener_->address(), nobody_->address()};
+    form.timeout_ms = 10 * 60 * 1000;
+    return form;
+  }
+
+  const std::string path_;
+  const std::unique_ptr<Listener> listener_ = Listener::Bind().value();
+  const std::unique_ptr<Listener> nobody_ = Listener::Bind().value();  // accepts nobody
+  std::unique_ptr<ChildProcess> worker_;
+  std::unique_ptr<Connection> connection_;
+};
+
+// A leader that says more than any rank can take while it is busy.
+TEST_F(LedWorkerTest, AWorkerThatIsFloodedSaysSoAndGoes) {
+  ASSERT_TRUE(Send(EndlessForm(1)).ok());
+  for (int i = 0; i < 1000; ++i) Send(TraceMessage{true}).IgnoreError();
+  const auto refused = Receive<RefusedMessage>();
+  ASSERT_TRUE(refused.ok()) << refused.status();
+  EXPECT_THAT(refused->reason, HasSubstr("256 messages wait for this worker's rank"));
+  EXPECT_TRUE(absl::IsUnavailable(Receive<RefusedMessage>().status()));
+}
+
+// The leader has given up the one before.
+TEST_F(LedWorkerTest, AnAttemptIsLeftWhenTheNextComes) {
+  ASSERT_TRUE(Send(EndlessForm(1)).ok());
+  ASSERT_TRUE(Send(EndlessForm(2)).ok());
+  FormMessage alone = EndlessForm(3);
+  alone.members.pop_back();
+  ASSERT_TRUE(Send(alone).ok());
+  for (uint64_t attempt = 1; attempt <= 3; ++attempt) {
+    const auto formed = Receive<FormedMessage>();
+    ASSERT_TRUE(formed.ok()) << formed.status();
+    EXPECT_EQ(formed->attempt, attempt);
+    EXPECT_EQ(formed->status.code(),
+              attempt < 3 ? absl::StatusCode::kCancelled : absl::StatusCode::kOk);
+    EXPECT_THAT(formed->missing, testing::IsEmpty());
+  }
+}
+
+TEST_F(LedWorkerTest, AnAttemptIsLeftWhenTheLeaderGoes) {
+  ASSERT_TRUE(Send(EndlessForm(1)).ok());
+  ASSERT_TRUE(Receive<ReadyMessage>().ok());
+  connection_->Close();
+  const auto exit = worker_->AwaitExit(HangLimit());
+  ASSERT_TRUE(exit.has_value());
+  EXPECT_EQ(exit->Describe(), "exited with code 3");  // WorkerEnd::kLeaderGone
 }
 
 class ElsewhereTest : public testing::Test {

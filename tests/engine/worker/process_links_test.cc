@@ -1,8 +1,6 @@
 // Links between two workers that go dark or slow while both still talk to the leader.
-#include <atomic>
 #include <cstdio>
 #include <map>
-#include <thread>
 
 #include "base/mutex.h"
 #include "gmock/gmock.h"
@@ -152,19 +150,10 @@ TEST_F(ProcessLinksTest, SlowLinksAndBusyCoresAreNoAlarm) {
   slow.fault = Fault::kTrickle;
   slow.delay = std::chrono::microseconds(20);
   proxies_.Set(1, 2, slow);
-  std::atomic<bool> stop{false};
-  std::vector<std::thread> busy;
-  for (unsigned i = 0; i < 2 * std::thread::hardware_concurrency(); ++i) {
-    busy.emplace_back([&] {
-      while (!stop.load(std::memory_order_relaxed)) {
-      }
-    });
-  }
+  const BusyCores busy(2);
   const Instant end = Clock::Real().Now() + 4 * kHeartbeat;
   do ExpectRight(ring_->runner().Run(Greedy(prompt_, kNewTokens)));
   while (Clock::Real().Now() < end);
-  stop = true;
-  for (std::thread& thread : busy) thread.join();
   EXPECT_EQ(dead_links(), 0);
   EXPECT_EQ(LostTotal(*ring_), 0);
   EXPECT_EQ(ring_->engine().Status().failed_steps, 0);

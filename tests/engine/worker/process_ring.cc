@@ -92,6 +92,27 @@ WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions 
   };
 }
 
+EngineOptions MeasuredOptions(int ranks) {
+  EngineOptions options = SmallOptions(ranks);
+  options.measure = true;
+  options.weigh_by_speed = true;
+  return options;
+}
+
+BusyCores::BusyCores(unsigned threads_per_core) {
+  for (unsigned i = 0; i < threads_per_core * std::thread::hardware_concurrency(); ++i) {
+    threads_.emplace_back([this] {
+      while (!stop_.load(std::memory_order_relaxed)) {
+      }
+    });
+  }
+}
+
+BusyCores::~BusyCores() {
+  stop_ = true;
+  for (std::thread& thread : threads_) thread.join();
+}
+
 bool AwaitRanks(ProcessRing& ring, size_t ranks) {
   return Eventually([&] {
     ring.runner().Run(Greedy({5, 6, 7}, 1));

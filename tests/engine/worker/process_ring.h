@@ -3,10 +3,12 @@
 
 #include <sys/types.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "engine/worker/process_workers.h"
@@ -44,6 +46,20 @@ class ProcessRing {
 // Makes such workers with the options that `roster` leaves open taken from spec and info.
 WorkersFactory ProcessFactory(std::shared_ptr<const Model> model, RosterOptions roster, CpuIsa isa,
                               WorkerMetrics& metrics, ChangeProcesses change = nullptr);
+
+// Measured at start, and weighed by it.
+EngineOptions MeasuredOptions(int ranks);
+
+// Keeps the machine busy for as long as it lives: so many threads a core.
+class BusyCores {
+ public:
+  explicit BusyCores(unsigned threads_per_core);
+  ~BusyCores();
+
+ private:
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+};
 
 // Short requests until the ring has so many ranks: newcomers come in between steps.
 bool AwaitRanks(ProcessRing& ring, size_t ranks);

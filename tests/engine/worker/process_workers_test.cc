@@ -72,10 +72,7 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ProcessRanksTest, testing::Values(1, 2, 3, 4, 5)
 TEST(ProcessWorkersTest, RanksAreMeasuredAtStart) {
   TinyModelOptions tiny;
   const std::string path = WriteTinyModel(tiny);
-  EngineOptions options = SmallOptions(3);
-  options.measure = true;
-  options.weigh_by_speed = true;
-  ProcessRing ring(path, options, RosterForTests(path));
+  ProcessRing ring(path, MeasuredOptions(3), RosterForTests(path));
   const auto prompt = RandomPrompt(700, tiny.vocab, 7);
   const Outcome outcome = ring.runner().Run(Greedy(prompt, 3));
   ExpectMatchesReference(ring.engine().model(), prompt, outcome, 1e-3);

@@ -2,7 +2,7 @@
 // leads some and can be killed.
 //
 //   ring_process worker --leader A --rank K --secret-fd F --model M [--version V] [--memory B]
-//   [--host H] ring_process lead RANKS MODEL    until it is killed
+//   [--host H] [--boot-id B] ring_process lead RANKS MODEL    until it is killed
 #include <unistd.h>
 
 #include <csignal>
@@ -34,6 +34,7 @@ int RunWorker(int argc, char** argv) {
   }
   if (words.contains("--memory")) options.memory_bytes = std::stoll(words["--memory"]);
   if (words.contains("--host")) options.host = words["--host"];
+  if (words.contains("--boot-id")) options.boot_id = words["--boot-id"];
   if (words["--dtype"] == "bf16") options.dtype = WantedDType::kBF16;
   options.rejoin = words["--rejoin"] == "yes";
   options.join_limit = std::chrono::seconds(20);
