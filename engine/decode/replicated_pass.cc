@@ -127,7 +127,7 @@ absl::Status ReplicatedPass::RunBatch(size_t first, size_t last) {
         device.StopTokens(MakeBatch(first, last));
       }
     }
-    if (has_chunks) flags_.push_back(std::make_shared<LayerFlags>());
+    flags_.push_back(std::make_shared<LayerFlags>());
     device.TokenAttend(layer, GatherQkv(layer, tokens, even), odd);
     device.TokenOutput(layer, Gather(Stage::kStates, layer, tokens, odd), even);
     device.TokenFfn(layer, Gather(Stage::kOutput, layer, tokens, even), odd);
@@ -151,7 +151,6 @@ RoundHeader ReplicatedPass::Header(int layer, int source) const {
 const std::byte* ReplicatedPass::GatherQkv(int layer, int64_t tokens, std::byte* send) {
   Device& device = rank_.device();
   device.TokenQkv(layer, send);
-  if (flags_.empty()) return Gather(Stage::kQkv, layer, tokens, send);
   const std::shared_ptr<LayerFlags>& flags = flags_.back();
   RoundHeader mine = Header(layer, rank_.index());
   mine.stop_mask = AskWhatToStop();

@@ -5,10 +5,9 @@
 //
 // Four all-gathers a layer: q, k, v rows; attention states; o rows; down's partial sums.
 //
-// A short chunk over a long cached prefix may take minutes, so chunks stop at a layer's bound as in
-// PrefillPass: the first all-gather of a layer carries each rank's wish in a RoundHeader, and what
-// layer l-2 said holds from layer l on, on every rank alike. Batches of decodes alone, which are
-// short, have no headers.
+// Each part of a layer's first all-gather begins with a RoundHeader. A short chunk over a long
+// cached prefix may take minutes, so chunks stop at a layer's bound as in PrefillPass: the header
+// carries the rank's wish, and what layer l-2 said holds from layer l on, on every rank alike.
 #pragma once
 
 #include <cstdint>
@@ -56,7 +55,7 @@ class ReplicatedPass {
   std::shared_ptr<const Device::TokenBatch> MakeBatch(size_t first, size_t last) const;
   absl::Status RunBatch(size_t first, size_t last);
   RoundHeader Header(int layer, int source) const;
-  // Q, K and V of layer, gathered; with the headers of a batch that can be stopped.
+  // Q, K and V of layer, gathered, with headers that are checked.
   const std::byte* GatherQkv(int layer, int64_t tokens, std::byte* send);
   // What all ranks agreed on in `layer`; true when that stops more than was stopped before.
   bool TakeStops(int layer);
@@ -78,7 +77,7 @@ class ReplicatedPass {
   std::byte* send_[2] = {nullptr, nullptr};  // the second for one rank alone
   std::byte* gathered_ = nullptr;
   std::vector<float> hidden_;                       // [tokens][width]
-  std::vector<std::shared_ptr<LayerFlags>> flags_;  // [layers queued] of a batch with chunks
+  std::vector<std::shared_ptr<LayerFlags>> flags_;  // [layers queued] of the batch
   uint64_t stopped_ = 0;                            // agreed by all ranks
   using Faults = std::shared_ptr<std::vector<Device::TokenFault>>;
   std::vector<Faults> faults_;  // [batches][tokens]

@@ -73,12 +73,7 @@ TEST_P(ReplicatedTest, HolesAreFilled) {
   ring.AddChunk(cold, prompt, {{0, 120}}, TokenMode::kReplicated, RingStrategy::kPassKv);
   ring.Run(cold);
   StepPlan fill = ring.NewPlan();
-  const Placement placement(n, kPage);
-  for (const int64_t lost : {32, 80}) {
-    const auto home = static_cast<size_t>(placement.Home(lost));
-    fill.freed[home].push_back(
-        prompt.pages[home][static_cast<size_t>(placement.LocalToken(lost) / kPage)]);
-  }
+  ring.LosePages(fill, prompt, {{32, 48}, {80, 96}});
   ring.AddChunk(fill, prompt, {{32, 48}, {80, 96}, {120, 130}}, TokenMode::kReplicated,
                 RingStrategy::kPassKv);
   const auto results = ring.RunEach(std::vector<StepPlan>(static_cast<size_t>(n), fill));
@@ -100,12 +95,7 @@ TEST_P(ReplicatedTest, AFaultOfADecodeIsNamedAndStaysWithIt) {
     const auto& prompt = ring.AddSequence(text.Prefix(60), SnakeSpec(n, kPage));
     ring.AddChunk(cold, prompt, {{0, 50}}, TokenMode::kHome, RingStrategy::kPassKv);
     ring.AddDecode(plan, prompt, 50);
-    const auto home = static_cast<size_t>(placement.Home(bad));
-    if (i == 1) {
-      plan.freed.resize(static_cast<size_t>(n));
-      plan.freed[home].push_back(
-          prompt.pages[home][static_cast<size_t>(placement.LocalToken(bad) / kPage)]);
-    }
+    if (i == 1) ring.LosePages(plan, prompt, {{bad, bad + 1}});
   }
   ring.Run(cold);
   const auto results = ring.RunEach(std::vector<StepPlan>(static_cast<size_t>(n), plan));
@@ -118,6 +108,28 @@ TEST_P(ReplicatedTest, AFaultOfADecodeIsNamedAndStaysWithIt) {
     EXPECT_EQ(faults[0].round,
               r == placement.Home(bad) ? ValueFault::kTokenAttention : ValueFault::kTokenOutput);
   }
+}
+
+TEST_P(ReplicatedTest, ARankAtAnotherStepIsRefused) {
+  const int n = GetParam();
+  if (n == 1) GTEST_SKIP() << "nobody else to refuse";
+  const PassTestModel& text = TinyText();
+  RingHarness ring(text.model, {.ranks = n});
+  const auto& prompt = ring.AddSequence(text.Prefix(60), SnakeSpec(n, kPage));
+  StepPlan cold = ring.NewPlan();
+  ring.AddChunk(cold, prompt, {{0, 50}}, TokenMode::kHome, RingStrategy::kPassKv);
+  ring.Run(cold);
+  StepPlan plan = ring.NewPlan();
+  ring.AddDecode(plan, prompt, 50);
+  std::vector<StepPlan> plans(static_cast<size_t>(n), plan);
+  --plans.back().step;
+  for (const RankStepResult& result : ring.RunEach(plans)) {
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kDataLoss) << result.status;
+  }
+  ring.Reform();
+  StepPlan again = ring.NewPlan();
+  ring.AddDecode(again, prompt, 50);
+  ExpectLogitsNear(ring.Logits(ring.Run(again))[0], text.logits[50]);
 }
 
 // What stops is agreed on by all ranks, whoever asks; the others of the step go on.
