@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace ringfill {
 
@@ -24,5 +25,11 @@ struct KvGeometry {
     return LayerOffset(layer) + static_cast<size_t>(kv_heads + head) * block_bytes;
   }
 };
+
+// Tokens of the whole pages that hold tokens [begin, end) of a sequence on a rank.
+inline int64_t KeysInPages(int64_t begin, int64_t end, int64_t page_tokens) {
+  if (end <= begin) return 0;
+  return ((end + page_tokens - 1) / page_tokens - begin / page_tokens) * page_tokens;
+}
 
 }  // namespace ringfill

@@ -4,16 +4,12 @@
 
 #include "base/check.h"
 #include "engine/schedule/documents.h"
+#include "kvcache/kv_geometry.h"
 
 namespace ringfill {
 namespace {
 
 int64_t RoundUp(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
-
-// Keys in the pages that hold [begin, end).
-int64_t KeysInPages(int64_t begin, int64_t end, int64_t page_tokens) {
-  return end <= begin ? 0 : RoundUp(end, page_tokens) - begin / page_tokens * page_tokens;
-}
 
 // Sum over x in [first, first + n) of RoundUp(x, unit); first >= 1.
 double SumRoundedUp(int64_t first, int64_t n, int64_t unit) {

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "engine/cost/figures.h"
+#include "engine/stream/round_header.h"
 
 namespace ringfill {
 
@@ -66,7 +67,7 @@ int64_t StateBytes(const ModelShape& shape, int64_t rows);
 int64_t KvRowBytes(const ModelShape& shape);
 int64_t PageLayerBytes(const ModelShape& shape);
 // What each rank sends in the four all-gathers of a layer of replicated tokens.
-inline constexpr int64_t kRoundHeaderBytes = 64;
+inline constexpr int64_t kRoundHeaderBytes = sizeof(RoundHeader);
 int64_t TokenQkvBytes(const ModelShape& shape, int64_t tokens, int ranks);
 int64_t TokenStatesBytes(const ModelShape& shape, int64_t tokens);
 int64_t TokenOutputBytes(const ModelShape& shape, int64_t tokens, int ranks);

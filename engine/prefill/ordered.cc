@@ -1,7 +1,6 @@
 // KV in position order, for equal bits on any number of ranks: windows of the sequence are put
 // together from the pages of all ranks, two at a time, and attended to one after the other on one
-// carried state. Cuts between calls lie at fixed multiples of kExactCutTokens from position 0,
-// so a
+// carried state. Cuts between calls lie at fixed multiples of kExactCutTokens from position 0, so a
 // row's sums are the same whatever the ranks, chunks and neighbours.
 //
 // A window's buffer holds a section a rank, each with room for a header before its pages; page

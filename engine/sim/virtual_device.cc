@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <span>
 #include <utility>
 
 #include "base/check.h"
@@ -89,8 +90,9 @@ void VirtualDevice::EmbedRows(std::shared_ptr<const RowBatch> batch, const RowBu
 void VirtualDevice::RunLayers(const LayersArgs& args) {
   int64_t finish_rows = args.finish >= 0 ? 0 : -1;
   int64_t project_rows = args.project >= 0 ? 0 : -1;
-  static const RowBatch kNoRows;
-  for (const RowTile& tile : (args.batch != nullptr ? *args.batch : kNoRows).tiles) {
+  std::span<const RowTile> tiles;  // of no batch: weights alone
+  if (args.batch != nullptr) tiles = args.batch->tiles;
+  for (const RowTile& tile : tiles) {
     if ((tile.chunks & ~args.stopped) == 0) continue;
     const int64_t rounded = cost_.RoundRows(tile.rows);
     if (args.finish >= 0 && (tile.wanted || !args.only_wanted)) {
@@ -143,10 +145,10 @@ VirtualDevice::AttendWork VirtualDevice::Count(const AttendArgs& args) const {
     const int64_t* visible = args.batch->visible.data() + tile.row;
     double token_keys = 0;
     for (int t = 0; t < tile.tokens; ++t) {
-      token_keys += static_cast<double>(KeysInPages(tile.begin, visible[t]));
+      token_keys += static_cast<double>(KeysIn(tile.begin, visible[t]));
       work.pairs += visible[t] - tile.begin;
     }
-    const int64_t tile_keys = KeysInPages(tile.begin, visible[tile.tokens - 1]);
+    const int64_t tile_keys = KeysIn(tile.begin, visible[tile.tokens - 1]);
     work.seconds += cost_.AttendTile(token_keys, static_cast<double>(tile_keys));
   }
   return work;
@@ -215,13 +217,13 @@ void VirtualDevice::CountTokens() {
   int64_t in_tile = 0;
   for (size_t t = 0; t < visible.size(); ++t) {
     const int64_t begin = tokens_->BeginOf(t);
-    token_keys_ += static_cast<double>(KeysInPages(begin, visible[t]));
+    token_keys_ += static_cast<double>(KeysIn(begin, visible[t]));
     token_pairs_ += visible[t] - begin;
     const bool ends_tile = ++in_tile == cost_.token_tile() || t + 1 == visible.size() ||
                            tokens_->run[t + 1] != tokens_->run[t] ||
                            tokens_->BeginOf(t + 1) != begin;
     if (!ends_tile) continue;
-    token_tile_keys_ += static_cast<double>(KeysInPages(begin, visible[t]));
+    token_tile_keys_ += static_cast<double>(KeysIn(begin, visible[t]));
     in_tile = 0;
   }
 }

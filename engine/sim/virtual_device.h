@@ -75,10 +75,8 @@ class VirtualDevice : public Device {
     size_t bytes = 0, peak_bytes = 0;
   };
 
-  // Of the pages that hold keys [begin, end).
-  int64_t KeysInPages(int64_t begin, int64_t end) const {
-    const int64_t page = shape_.page_tokens;
-    return end <= begin ? 0 : (end + page - 1) / page * page - begin / page * page;
+  int64_t KeysIn(int64_t begin, int64_t end) const {
+    return KeysInPages(begin, end, shape_.page_tokens);
   }
   AttendWork Count(const AttendArgs& args) const;
   void CountTokens();

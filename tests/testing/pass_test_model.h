@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <vector>
 
@@ -47,6 +48,11 @@ inline void ExpectLogitsNear(const std::vector<float>& got, const std::vector<fl
     worst = std::isnan(error) ? INFINITY : std::max(worst, error);
   }
   EXPECT_LT(worst, tolerance);
+}
+
+inline void ExpectEqualBits(const std::vector<float>& a, const std::vector<float>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
 }
 
 // Asks for the score of every token of the chunk.

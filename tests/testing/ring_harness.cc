@@ -157,6 +157,19 @@ void RingHarness::Release(Sequence& sequence) {
   }
 }
 
+void RingHarness::LosePages(StepPlan& plan, const Sequence& sequence,
+                            const std::vector<Span>& spans) const {
+  const Placement placement(ranks(), sequence.placement);
+  const int64_t page_tokens = options_.model.page_tokens;
+  for (const Span& span : spans) {
+    for (int64_t p = span.begin; p < span.end; p += page_tokens) {
+      const auto home = static_cast<size_t>(placement.Home(p));
+      const auto page = static_cast<size_t>(placement.LocalToken(p) / page_tokens);
+      plan.freed[home].push_back(sequence.pages[home][page]);
+    }
+  }
+}
+
 StepPlan RingHarness::NewPlan() {
   StepPlan plan;
   plan.freed = std::exchange(freed_, BlockTable(ranks_.size()));

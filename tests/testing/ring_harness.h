@@ -61,6 +61,10 @@ class RingHarness {
   // Its pages are free again, and overwritten before the next step.
   void Release(Sequence& sequence);
 
+  // The plan frees the pages that hold positions [span.begin, span.end): what they held is lost,
+  // and holes to fill. Such a plan is for RunEach: pages that are freed and used are not valid.
+  void LosePages(StepPlan& plan, const Sequence& sequence, const std::vector<Span>& spans) const;
+
   // The next step; nothing to do yet.
   StepPlan NewPlan();
   // Returns the chunk; wants_logits is set.

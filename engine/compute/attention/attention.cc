@@ -7,16 +7,16 @@
 #include "engine/compute/attention/baseline_attention.h"
 #include "engine/compute/attention/group_pass.h"
 #include "engine/compute/attention/tiled_attention.h"
+#include "kvcache/kv_geometry.h"
 
 namespace ringfill {
 
 int64_t AttentionWork(const AttentionTile& tile, int page_tokens) {
-  int64_t pages = 0;
+  int64_t keys = 0;
   for (int t = 0; t < tile.tokens; ++t) {
-    if (tile.visible[t] <= tile.begin) continue;
-    pages += (tile.visible[t] + page_tokens - 1) / page_tokens - tile.begin / page_tokens;
+    keys += KeysInPages(tile.begin, tile.visible[t], page_tokens);
   }
-  return pages * page_tokens * tile.group;
+  return keys * tile.group;
 }
 
 std::unique_ptr<AttentionKernel> MakeAttentionKernel(const KvBlockShape& shape, CpuIsa isa) {

@@ -1,6 +1,5 @@
 // Prompts of several documents in every mode, strategy and layout over any number of ranks: against
 // the plain reference under the same mask, and against each document alone.
-#include <cstring>
 #include <string>
 #include <utility>
 
@@ -165,16 +164,9 @@ TEST_P(DocumentWaysTest, HolesInAnyDocumentAreFilled) {
     StepPlan cold = ring.NewPlan();
     ring.AddChunk(cold, prompt, {{0, 220}}, TokenMode::kHome, RingStrategy::kPassKv);
     ring.Run(cold);
-    const Placement placement(n, kStripe);
     StepPlan plan = ring.NewPlan();
     std::vector<Span> lost{{32, 64}, {80, 96}, {128, 160}};
-    for (const Span& span : lost) {
-      for (int64_t p = span.begin; p < span.end; p += kPage) {
-        const auto home = static_cast<size_t>(placement.Home(p));
-        plan.freed[home].push_back(
-            prompt.pages[home][static_cast<size_t>(placement.LocalToken(p) / kPage)]);
-      }
-    }
+    ring.LosePages(plan, prompt, lost);
     lost.push_back({220, 230});
     ScoreAll(text.text, ring.AddChunk(plan, prompt, lost, way.mode, way.strategy));
     ExpectScores(text, plan, 0, ring.RunEach(std::vector<StepPlan>(static_cast<size_t>(n), plan)));
@@ -284,17 +276,14 @@ TEST(DocumentStrictTest, RanksChunksAndModesDoNotShowInABit) {
   const auto model = LoadModelOrDie(WriteTinyModel(tiny));
   const std::vector<int64_t> starts{5, 700, 1231};
   const std::vector<float> alone = StrictRun(model, 1, starts, {2700}, TokenMode::kHome);
-  const auto expect_equal = [&](const std::vector<float>& got) {
-    ASSERT_EQ(got.size(), alone.size());
-    EXPECT_EQ(std::memcmp(got.data(), alone.data(), alone.size() * sizeof(float)), 0);
-  };
   for (const int n : {2, 3, 5}) {
     SCOPED_TRACE(n);
-    expect_equal(StrictRun(model, n, starts, {2700}, TokenMode::kDealt));
-    expect_equal(StrictRun(model, n, starts, {690, 1240, 2048, 2699, 2700}, TokenMode::kHome));
+    ExpectEqualBits(StrictRun(model, n, starts, {2700}, TokenMode::kDealt), alone);
+    ExpectEqualBits(StrictRun(model, n, starts, {690, 1240, 2048, 2699, 2700}, TokenMode::kHome),
+                    alone);
   }
   // What lies in the documents before does not show either.
-  expect_equal(StrictRun(model, 2, {1231}, {2700}, TokenMode::kHome));
+  ExpectEqualBits(StrictRun(model, 2, {1231}, {2700}, TokenMode::kHome), alone);
 }
 
 }  // namespace

@@ -1,5 +1,4 @@
 // Position order and fixed product tiles: equal bits whatever the ranks, chunks and neighbours.
-#include <cstring>
 
 #include "tests/testing/pass_test_model.h"
 
@@ -61,11 +60,6 @@ class StrictTest : public testing::Test {
     return last;
   }
 };
-
-void ExpectEqualBits(const std::vector<float>& a, const std::vector<float>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  EXPECT_EQ(std::memcmp(a.data(), b.data(), a.size() * sizeof(float)), 0);
-}
 
 TEST_F(StrictTest, RanksChunksModesAndNeighboursDoNotShowInABit) {
   const std::vector<float> alone = Run(1, 64, {kTokens}, TokenMode::kHome, 0);

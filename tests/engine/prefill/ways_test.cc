@@ -109,16 +109,9 @@ TEST_P(WaysTest, HolesAreFilledFromWhatSurvives) {
       ring.AddChunk(cold, prompt, {{0, 220}}, TokenMode::kHome, RingStrategy::kPassKv);
       ring.Run(cold);
       // Lose two stripes' pages and one page of a third.
-      const Placement placement(n, 2 * kPage);
       StepPlan plan = ring.NewPlan();
       std::vector<Span> lost{{32, 64}, {80, 96}, {128, 160}};
-      for (const Span& span : lost) {
-        for (int64_t p = span.begin; p < span.end; p += kPage) {
-          const auto home = static_cast<size_t>(placement.Home(p));
-          plan.freed[home].push_back(
-              prompt.pages[home][static_cast<size_t>(placement.LocalToken(p) / kPage)]);
-        }
-      }
+      ring.LosePages(plan, prompt, lost);
       lost.push_back({220, 230});
       ScoreAll(text.text, ring.AddChunk(plan, prompt, lost, mode, strategy));
       const auto results = ring.RunEach(std::vector<StepPlan>(static_cast<size_t>(n), plan));
