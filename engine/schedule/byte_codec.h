@@ -45,6 +45,12 @@ class ByteWriter {
     const absl::string_view message = status.message();
     PutText({message.data(), std::min(message.size(), most)});
   }
+  // `put` writes one element.
+  template <typename T, typename F>
+  void PutEach(const std::vector<T>& values, const F& put) {
+    PutCount(values.size());
+    for (const T& value : values) put(value, *this);
+  }
   template <Scalar T>
   void PutAll(const std::vector<T>& values) {
     PutCount(values.size());
@@ -120,6 +126,13 @@ class ByteReader {
     if (values.empty()) return;
     std::memcpy(values.data(), left_.data(), values.size() * sizeof(T));
     left_.remove_prefix(values.size() * sizeof(T));
+  }
+
+  // `get` reads one element, which takes at least `element_bytes`.
+  template <typename T, typename F>
+  void GetEach(const char* field, size_t element_bytes, std::vector<T>& values, const F& get) {
+    const size_t count = GetCount(element_bytes, field);
+    for (size_t i = 0; i < count && ok(); ++i) values.push_back(get(*this));
   }
 
   bool ok() const { return status_.ok(); }

@@ -15,8 +15,7 @@ constexpr size_t kDecodeBytes =
     sizeof(SequenceId) + 2 * sizeof(int64_t) + sizeof(TokenId) + sizeof(int32_t) + kCountBytes;
 
 void PutTable(const BlockTable& table, ByteWriter& out) {
-  out.PutCount(table.size());
-  for (const std::vector<PageId>& pages : table) out.PutAll(pages);
+  out.PutEach(table, [](const std::vector<PageId>& pages, ByteWriter& o) { o.PutAll(pages); });
 }
 
 BlockTable GetTable(const char* field, ByteReader& in) {
@@ -25,13 +24,19 @@ BlockTable GetTable(const char* field, ByteReader& in) {
   return table;
 }
 
+void PutSpan(const Span& span, ByteWriter& out) {
+  out.Put(span.begin);
+  out.Put(span.end);
+}
+
+Span GetSpan(ByteReader& in) {
+  const auto begin = in.Get<int64_t>("chunk.spans");
+  return {begin, in.Get<int64_t>("chunk.spans")};
+}
+
 void PutChunk(const PrefillChunk& chunk, ByteWriter& out) {
   out.Put(chunk.sequence);
-  out.PutCount(chunk.spans.size());
-  for (const Span& span : chunk.spans) {
-    out.Put(span.begin);
-    out.Put(span.end);
-  }
+  out.PutEach(chunk.spans, PutSpan);
   out.PutAll(chunk.tokens);
   out.Put(int32_t{chunk.placement});
   PutTable(chunk.pages, out);
@@ -46,11 +51,7 @@ void PutChunk(const PrefillChunk& chunk, ByteWriter& out) {
 PrefillChunk GetChunk(ByteReader& in) {
   PrefillChunk chunk;
   chunk.sequence = in.Get<SequenceId>("chunk.sequence");
-  chunk.spans.resize(in.GetCount(kSpanBytes, "chunk.spans"));
-  for (Span& span : chunk.spans) {
-    span.begin = in.Get<int64_t>("chunk.spans");
-    span.end = in.Get<int64_t>("chunk.spans");
-  }
+  in.GetEach("chunk.spans", kSpanBytes, chunk.spans, GetSpan);
   in.GetAll("chunk.tokens", chunk.tokens);
   chunk.placement = in.Get<int32_t>("chunk.placement");
   chunk.pages = GetTable("chunk.pages", in);
@@ -83,6 +84,18 @@ DecodeToken GetDecode(ByteReader& in) {
   return decode;
 }
 
+void PutPlacement(const PlacementSpec& placement, ByteWriter& out) {
+  out.Put(int32_t{placement.stripe_tokens});
+  out.PutAll(placement.slot_map);
+}
+
+PlacementSpec GetPlacement(ByteReader& in) {
+  PlacementSpec placement;
+  placement.stripe_tokens = in.Get<int32_t>("placement.stripe_tokens");
+  in.GetAll("placement.slot_map", placement.slot_map);
+  return placement;
+}
+
 }  // namespace
 
 std::string EncodePlan(const StepPlan& plan) {
@@ -92,15 +105,9 @@ std::string EncodePlan(const StepPlan& plan) {
   out.Put(plan.epoch);
   out.Put(plan.step);
   out.Put(int32_t{plan.ranks});
-  out.PutCount(plan.placements.size());
-  for (const PlacementSpec& placement : plan.placements) {
-    out.Put(int32_t{placement.stripe_tokens});
-    out.PutAll(placement.slot_map);
-  }
-  out.PutCount(plan.chunks.size());
-  for (const PrefillChunk& chunk : plan.chunks) PutChunk(chunk, out);
-  out.PutCount(plan.decodes.size());
-  for (const DecodeToken& decode : plan.decodes) PutDecode(decode, out);
+  out.PutEach(plan.placements, PutPlacement);
+  out.PutEach(plan.chunks, PutChunk);
+  out.PutEach(plan.decodes, PutDecode);
   PutTable(plan.freed, out);
   return out.Take();
 }
@@ -121,15 +128,9 @@ absl::StatusOr<StepPlan> DecodePlan(std::string_view bytes) {
   plan.epoch = in.Get<uint64_t>("epoch");
   plan.step = in.Get<uint64_t>("step");
   plan.ranks = in.Get<int32_t>("ranks");
-  plan.placements.resize(in.GetCount(kPlacementBytes, "placements"));
-  for (PlacementSpec& placement : plan.placements) {
-    placement.stripe_tokens = in.Get<int32_t>("placement.stripe_tokens");
-    in.GetAll("placement.slot_map", placement.slot_map);
-  }
-  const size_t chunks = in.GetCount(kChunkBytes, "chunks");
-  for (size_t c = 0; c < chunks && in.ok(); ++c) plan.chunks.push_back(GetChunk(in));
-  const size_t decodes = in.GetCount(kDecodeBytes, "decodes");
-  for (size_t d = 0; d < decodes && in.ok(); ++d) plan.decodes.push_back(GetDecode(in));
+  in.GetEach("placements", kPlacementBytes, plan.placements, GetPlacement);
+  in.GetEach("chunks", kChunkBytes, plan.chunks, GetChunk);
+  in.GetEach("decodes", kDecodeBytes, plan.decodes, GetDecode);
   plan.freed = GetTable("freed", in);
   RF_RETURN_IF_ERROR(in.Finish());
   return plan;
