@@ -120,10 +120,14 @@ void Scheduler::Commit(const StepPlan& plan) {
 }
 
 void Scheduler::Abandon(const StepPlan& plan) {
-  for (const PrefillChunk& chunk : plan.chunks) running_.at(chunk.sequence).MarkTorn(chunk.spans);
+  const auto mark = [this](SequenceId id, std::span<const Span> spans) {
+    const auto it = running_.find(id);
+    if (it != running_.end()) it->second.MarkTorn(spans);
+  };
+  for (const PrefillChunk& chunk : plan.chunks) mark(chunk.sequence, chunk.spans);
   for (const DecodeToken& decode : plan.decodes) {
     const Span span = {decode.position, decode.position + 1};
-    running_.at(decode.sequence).MarkTorn({&span, 1});
+    mark(decode.sequence, {&span, 1});
   }
 }
 

@@ -78,7 +78,9 @@ class Scheduler {
   // and cut where ranks stay balanced, and one token of every sequence that decodes, is not paused
   // and has a page for it. Reserves what it needs. StepPlan::epoch is the caller's to set.
   StepPlan Plan();
-  // The plan was executed, except for chunks that the caller took out.
+  // The plan was executed, except for chunks that the caller took out. Sequences that were removed
+  // since it was made are passed over, here and in Abandon: their pages are gone with what the step
+  // wrote.
   void Commit(const StepPlan& plan);
   // The plan's step failed: what it was to write may be half written, and counts as not computed.
   void Abandon(const StepPlan& plan);

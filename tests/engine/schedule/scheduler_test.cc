@@ -170,6 +170,33 @@ TEST_F(SchedulerTest, PagesThatComeFreeGoToStarvedSequencesBeforeTheQueue) {
   EXPECT_THAT(scheduler.Admit(), ElementsAre(3));
 }
 
+// A client may go while its step runs.
+TEST_F(SchedulerTest, SequencesThatAreGoneArePassedOverWhenTheirStepEnds) {
+  Scheduler& scheduler = Make(1, Options(10));
+  for (const SequenceId id : {1, 2}) scheduler.Enqueue(Spec(id, 5, 9));
+  EXPECT_EQ(scheduler.Admit().size(), 2u);
+  scheduler.Commit(scheduler.Plan());
+  scheduler.AppendToken(1, 5);
+  scheduler.Enqueue(Spec(3, 5, 9));
+  scheduler.Enqueue(Spec(4, 5, 9));
+  EXPECT_EQ(scheduler.Admit().size(), 2u);
+  scheduler.AppendToken(2, 5);
+  const StepPlan plan = scheduler.Plan();
+  ASSERT_EQ(plan.decodes.size(), 2u);
+  ASSERT_EQ(plan.chunks.size(), 2u);
+  scheduler.Remove(2);
+  scheduler.Remove(3);
+  scheduler.Abandon(plan);
+  EXPECT_EQ(scheduler.PromptMissing(4), 5);
+  const StepPlan again = scheduler.Plan();
+  ASSERT_EQ(again.chunks.size(), 1u);
+  EXPECT_EQ(again.chunks[0].sequence, 4u);
+  ASSERT_EQ(again.decodes.size(), 1u);
+  EXPECT_EQ(again.decodes[0].sequence, 1u);
+  scheduler.Commit(plan);
+  EXPECT_EQ(scheduler.PromptMissing(4), 0);
+}
+
 TEST_F(SchedulerTest, PausedSequencesAreNotDecoded) {
   Scheduler& scheduler = Make(1, Options(10));
   scheduler.Enqueue(Spec(1, 5, 9));
