@@ -13,6 +13,17 @@
 
 namespace ringfill {
 
+bool WriteAll(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t n = write(fd, bytes.data(), bytes.size());
+    if (n < 0 && errno == EINTR) continue;
+    if (n == 0) errno = EIO;
+    if (n <= 0) return false;
+    bytes.remove_prefix(static_cast<size_t>(n));
+  }
+  return true;
+}
+
 absl::StatusOr<std::unique_ptr<OutputFile>> OutputFile::Create(const std::string& path) {
   struct stat there;
   const bool direct = stat(path.c_str(), &there) == 0 && !S_ISREG(there.st_mode);
@@ -36,13 +47,8 @@ absl::Status OutputFile::Error() const {
 }
 
 absl::Status OutputFile::Write(std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd_, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return Error();
-    bytes.remove_prefix(static_cast<size_t>(n));
-    bytes_ += n;
-  }
+  if (!WriteAll(fd_, bytes)) return Error();
+  bytes_ += static_cast<int64_t>(bytes.size());
   return absl::OkStatus();
 }
 

@@ -1,4 +1,4 @@
-// A file that appears whole or not at all.
+// Bytes to files: all of them, and a file that appears whole or not at all.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,10 @@
 #include "base/status.h"
 
 namespace ringfill {
+
+// Writes all of `bytes` at the descriptor's position. False, with errno set, when that fails half
+// way or at once: what was written of them stays.
+[[nodiscard]] bool WriteAll(int fd, std::string_view bytes);
 
 // Written beside its place and moved there by Commit; without it, the destructor removes what was
 // written. What is there and no regular file (a pipe, /dev/null) is written to directly.

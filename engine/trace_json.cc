@@ -10,6 +10,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/output_file.h"
 
 namespace ringfill {
 namespace {
@@ -147,20 +148,22 @@ absl::Status TraceFile::Append(const RankSpans& ranks) {
   return Write(text);
 }
 
+bool TraceFile::WriteAtEnd(std::string_view text) {
+  return lseek(fd_, static_cast<off_t>(end_), SEEK_SET) >= 0 && WriteAll(fd_, text);
+}
+
 // `text` and the end of the array, over the end that is there; clears it.
 absl::Status TraceFile::Write(std::string& text) {
   const auto events = static_cast<int64_t>(text.size());
   if (events == 0 && end_ > 0) return absl::OkStatus();
   text += end_ + events == 0 ? kNoSpans : kEnd;
-  for (size_t done = 0; done < text.size();) {
-    const ssize_t n = pwrite(fd_, text.data() + done, text.size() - done,
-                             static_cast<off_t>(end_) + static_cast<off_t>(done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot write ", path_, ": ", std::strerror(errno)));
+  if (!WriteAtEnd(text)) {
+    const int error = errno;
+    // The end that was there before had room.
+    if (ftruncate(fd_, static_cast<off_t>(end_)) == 0) {
+      (void)WriteAtEnd(end_ == 0 ? kNoSpans : kEnd);
     }
-    done += static_cast<size_t>(n);
+    return absl::UnavailableError(absl::StrCat("cannot write ", path_, ": ", std::strerror(error)));
   }
   end_ += events;
   text.clear();

@@ -66,6 +66,7 @@ class TraceFile {
   TraceFile(std::string path, int fd, int64_t max_spans)
       : path_(std::move(path)), fd_(fd), max_spans_(max_spans) {}
   absl::Status Write(std::string& text);
+  bool WriteAtEnd(std::string_view text);
 
   const std::string path_;
   const int fd_;

@@ -12,6 +12,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "tests/testing/file_size_limit.h"
 
 namespace ringfill {
 namespace {
@@ -171,6 +172,22 @@ TEST_F(TraceFileTest, LargeBatchesAreWhole) {
   const auto file = TraceFile::Create(path_, 1000000).value();
   ASSERT_TRUE(file->Append(Busy(10000)).ok());
   EXPECT_EQ(OfPhase(Contents(), "X").size(), 40000u);
+}
+
+// What a full disk does not take is left out whole.
+TEST_F(TraceFileTest, StaysWholeWhereTheDiskEnds) {
+  for (const int batches : {0, 1}) {
+    const auto file = TraceFile::Create(path_, 1000).value();
+    for (int i = 0; i < batches; ++i) ASSERT_TRUE(file->Append(Busy(2)).ok());
+    const json before = Contents();
+    {
+      const FileSizeLimit limit(std::filesystem::file_size(path_) + 100);
+      const absl::Status status = file->Append(Busy(2));
+      EXPECT_EQ(status.code(), absl::StatusCode::kUnavailable);
+      EXPECT_THAT(std::string(status.message()), HasSubstr(path_ + ": File too large"));
+    }
+    EXPECT_EQ(Contents(), before);
+  }
 }
 
 TEST_F(TraceFileTest, ReplacesWhatWasThere) {
