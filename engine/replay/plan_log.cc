@@ -4,12 +4,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "base/output_file.h"
 
 namespace ringfill {
 namespace {
@@ -43,6 +45,13 @@ uint32_t HeaderCheck(const RecordHeader& header) {
   return Checksum(BytesOf(header).substr(0, offsetof(RecordHeader, check)));
 }
 
+// As it stands in the file.
+std::string Framed(std::string_view record) {
+  RecordHeader header = {static_cast<uint32_t>(record.size()), Checksum(record), 0};
+  header.check = HeaderCheck(header);
+  return absl::StrCat(Piece(BytesOf(header)), Piece(record));
+}
+
 // The whole file header's checksum covers the version and the length too.
 uint32_t FileChecksum(const FileHeader& header, std::string_view bytes) {
   return Checksum(bytes, Checksum(BytesOf(header).substr(0, offsetof(FileHeader, checksum))));
@@ -67,16 +76,6 @@ absl::StatusOr<size_t> ReadAt(int fd, const std::string& path, int64_t offset, v
     done += static_cast<size_t>(n);
   }
   return done;
-}
-
-absl::Status WriteAll(int fd, const std::string& path, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t n = write(fd, bytes.data(), bytes.size());
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) return SystemError("cannot write", path);
-    bytes.remove_prefix(static_cast<size_t>(n));
-  }
-  return absl::OkStatus();
 }
 
 // There is nothing at `path`, or a log (one that was torn in its first bytes is one).
@@ -115,26 +114,38 @@ absl::StatusOr<std::unique_ptr<PlanLogWriter>> PlanLogWriter::Create(const std::
   file.bytes = static_cast<uint32_t>(bytes.size());
   file.checksum = FileChecksum(file, bytes);
   const std::string whole = absl::StrCat(Piece(BytesOf(file)), bytes);
-  RF_RETURN_IF_ERROR(WriteAll(fd, path, whole));
-  writer->size_ = static_cast<int64_t>(whole.size());
+  if (!WriteAll(fd, whole)) return SystemError("cannot write", path);
+  writer->size_ = writer->last_ = static_cast<int64_t>(whole.size());
   return writer;
 }
 
 PlanLogWriter::~PlanLogWriter() { close(fd_); }
 
 absl::Status PlanLogWriter::Write(std::string_view record) {
-  RecordHeader header = {static_cast<uint32_t>(record.size()), Checksum(record), 0};
-  header.check = HeaderCheck(header);
-  const std::string whole = absl::StrCat(Piece(BytesOf(header)), Piece(record));
-  const absl::Status written = WriteAll(fd_, path_, whole);
-  if (!written.ok()) {
-    ended_ = true;
-    // Where it fails too, readers take what stays for a torn record.
-    [[maybe_unused]] const int cut = ftruncate(fd_, static_cast<off_t>(size_));
-    return written;
+  const std::string whole = Framed(record);
+  if (WriteAll(fd_, whole)) {
+    last_ = size_;
+    size_ += static_cast<int64_t>(whole.size());
+    return absl::OkStatus();
   }
-  size_ += static_cast<int64_t>(whole.size());
-  return absl::OkStatus();
+  absl::Status failed = SystemError("cannot write", path_);
+  ended_ = true;
+  WriteFailedEnd();
+  return failed;
+}
+
+void PlanLogWriter::WriteFailedEnd() {
+  const auto cut_at = [this](int64_t size) {
+    const auto offset = static_cast<off_t>(size);
+    return ftruncate(fd_, offset) == 0 && lseek(fd_, offset, SEEK_SET) >= 0;
+  };
+  // Where nothing can be cut off, readers take what stays for a torn record.
+  for (const int64_t at : {size_, last_}) {
+    if (cut_at(at) && WriteAll(fd_, Framed(EncodeLogRecord(EndRecord{PlanLogEnd::kFailed})))) {
+      return;
+    }
+  }
+  cut_at(last_);
 }
 
 absl::Status PlanLogWriter::Append(std::string_view record) {
@@ -170,9 +181,11 @@ absl::Status PlanLogReader::Damaged(std::string_view what) const {
 absl::Status PlanLogReader::ReadHeader() {
   FileHeader file;
   RF_ASSIGN_OR_RETURN(size_t got, ReadAt(fd_, path_, 0, &file, sizeof(file)));
-  if (got < sizeof(file) || file.magic != FileHeader().magic) {
+  const uint32_t magic = FileHeader().magic;
+  if (std::memcmp(&file.magic, &magic, std::min(got, sizeof(magic))) != 0) {
     return absl::DataLossError(absl::StrCat(path_, " is no plan log"));
   }
+  if (got < sizeof(file)) return Damaged("it ends in its header");
   if (file.version != FileHeader().version) {
     return absl::InvalidArgumentError(absl::StrCat("version of ", path_, " is ", file.version,
                                                    ", this program reads ", FileHeader().version));

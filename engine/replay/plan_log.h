@@ -32,7 +32,8 @@ class PlanLogWriter {
 
   // `record`: encoded. Handed to the system when it returns; not synchronised to the disk. Where it
   // has no room any more, an end record is written instead and ended() turns true. After an error
-  // the log has ended as well; what could not be written whole is cut off where that is possible.
+  // the log has ended as well: what could not be written whole is cut off, and an end record that
+  // says so written, where that is possible.
   absl::Status Append(std::string_view record);
   // Writes the end record, unless the log has ended.
   absl::Status End(PlanLogEnd why);
@@ -42,11 +43,14 @@ class PlanLogWriter {
   PlanLogWriter(int fd, std::string path, int64_t max_bytes)
       : fd_(fd), path_(std::move(path)), max_bytes_(max_bytes) {}
   absl::Status Write(std::string_view record);
+  // In place of what could not be written whole; where that is too little room, of the last record.
+  void WriteFailedEnd();
 
   const int fd_;
   const std::string path_;
   const int64_t max_bytes_;
   int64_t size_ = 0;
+  int64_t last_ = 0;  // where the last record begins
   bool ended_ = false;
 };
 

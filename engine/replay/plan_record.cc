@@ -27,24 +27,45 @@ T GetBounded(ByteReader& in, const char* field, T min, T max) {
   return value;
 }
 
+void PutLogits(const LogitsRecord& row, ByteWriter& out) {
+  out.Put(row.digest);
+  out.Put(row.best);
+  out.Put(row.best_logit);
+  for (const float sample : row.samples) out.Put(sample);
+}
+
+LogitsRecord GetLogits(ByteReader& in) {
+  constexpr char kField[] = "outcome.rows";
+  LogitsRecord row;
+  row.digest = in.Get<uint64_t>(kField);
+  row.best = in.Get<TokenId>(kField);
+  row.best_logit = in.Get<float>(kField);
+  for (float& sample : row.samples) sample = in.Get<float>(kField);
+  return row;
+}
+
+void PutScore(const ScoreRecord& score, ByteWriter& out) {
+  out.Put(score.chunk);
+  out.Put(score.position);
+  out.Put(score.logprob);
+}
+
+ScoreRecord GetScore(ByteReader& in) {
+  constexpr char kField[] = "outcome.scores";
+  ScoreRecord score;
+  score.chunk = in.Get<int32_t>(kField);
+  score.position = in.Get<int64_t>(kField);
+  score.logprob = in.Get<float>(kField);
+  return score;
+}
+
 void Put(const OutcomeRecord& record, ByteWriter& out) {
   out.PutEnum(RecordType::kOutcome);
   out.Put(record.step);
   out.PutBool(record.failed);
   out.Put(record.stopped);
-  out.PutCount(record.rows.size());
-  for (const LogitsRecord& row : record.rows) {
-    out.Put(row.digest);
-    out.Put(row.best);
-    out.Put(row.best_logit);
-    for (const float sample : row.samples) out.Put(sample);
-  }
-  out.PutCount(record.scores.size());
-  for (const ScoreRecord& score : record.scores) {
-    out.Put(score.chunk);
-    out.Put(score.position);
-    out.Put(score.logprob);
-  }
+  out.PutEach(record.rows, PutLogits);
+  out.PutEach(record.scores, PutScore);
 }
 
 OutcomeRecord GetOutcome(ByteReader& in) {
@@ -52,19 +73,8 @@ OutcomeRecord GetOutcome(ByteReader& in) {
   record.step = in.Get<uint64_t>("outcome.step");
   record.failed = in.GetBool("outcome.failed");
   record.stopped = in.Get<uint64_t>("outcome.stopped");
-  record.rows.resize(in.GetCount(kLogitsBytes, "outcome.rows"));
-  for (LogitsRecord& row : record.rows) {
-    row.digest = in.Get<uint64_t>("outcome.rows");
-    row.best = in.Get<TokenId>("outcome.rows");
-    row.best_logit = in.Get<float>("outcome.rows");
-    for (float& sample : row.samples) sample = in.Get<float>("outcome.rows");
-  }
-  record.scores.resize(in.GetCount(kScoreBytes, "outcome.scores"));
-  for (ScoreRecord& score : record.scores) {
-    score.chunk = in.Get<int32_t>("outcome.scores");
-    score.position = in.Get<int64_t>("outcome.scores");
-    score.logprob = in.Get<float>("outcome.scores");
-  }
+  in.GetEach("outcome.rows", kLogitsBytes, record.rows, GetLogits);
+  in.GetEach("outcome.scores", kScoreBytes, record.scores, GetScore);
   return record;
 }
 
@@ -95,6 +105,7 @@ std::string_view PlanLogEndText(PlanLogEnd why) {
       "the daemon was stopped",
       "the log reached debug.plan_log_max_bytes",
       "the disk was too slow for the log",
+      "the log could not be written any more: its disk was full or failed, or files were limited",
   };
   return kTexts[static_cast<size_t>(why)];
 }

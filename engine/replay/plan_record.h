@@ -76,8 +76,8 @@ struct RingRecord {
 };
 
 // Nothing follows.
-enum class PlanLogEnd : uint8_t { kStopped, kFull, kBehind };
-inline constexpr int kPlanLogEnds = 3;
+enum class PlanLogEnd : uint8_t { kStopped, kFull, kBehind, kFailed };
+inline constexpr int kPlanLogEnds = 4;
 struct EndRecord {
   PlanLogEnd why = PlanLogEnd::kStopped;
 };

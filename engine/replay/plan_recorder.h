@@ -3,16 +3,14 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
-#include <utility>
 #include <variant>
 #include <vector>
 
-#include "absl/base/thread_annotations.h"
-#include "base/mutex.h"
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/replay/outcome.h"
 #include "engine/replay/plan_log.h"
@@ -24,6 +22,8 @@ struct PlanRecorderOptions {
   std::string path;
   int64_t max_bytes = int64_t{1} << 30;          // of the file
   size_t max_waiting_bytes = size_t{256} << 20;  // more than the disk is behind: the log ends
+  Duration close_limit = std::chrono::seconds(10);
+  std::function<void()> before_write = nullptr;  // of each record; tests hold up the disk with it
 };
 
 // Used by the leader.
@@ -32,7 +32,8 @@ class PlanRecorder {
   // Errors: as PlanLogWriter::Create.
   static absl::StatusOr<std::unique_ptr<PlanRecorder>> Start(const PlanRecorderOptions& options,
                                                              const PlanLogHeader& header);
-  // Writes what waits, and the end.
+  // Writes what waits, and the end. A disk that does not take it within close_limit keeps its
+  // thread, and the log has no end.
   ~PlanRecorder();
 
   // Before the step runs: the log of a daemon that dies in it shows which it was.
@@ -50,24 +51,11 @@ class PlanRecorder {
   // An encoded record, or results to make one of.
   using Item = std::variant<std::string, Results>;
 
-  PlanRecorder(const PlanRecorderOptions& options, int64_t vocab,
-               std::unique_ptr<PlanLogWriter> writer);
-  void Add(Item item, size_t bytes);
-  void Loop();
-  void Write(const Item& item);
-  bool Over();  // nothing is taken any more
+  class Queue;  // between the two threads, and what the recorder's own works with
 
-  const PlanRecorderOptions options_;
-  const int64_t vocab_;
-  const std::unique_ptr<PlanLogWriter> writer_;  // the thread's
+  explicit PlanRecorder(std::shared_ptr<Queue> queue);
 
-  Mutex mutex_;
-  CondVar changed_;
-  std::deque<std::pair<Item, size_t>> waiting_ ABSL_GUARDED_BY(mutex_);
-  size_t waiting_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool behind_ ABSL_GUARDED_BY(mutex_) = false;
-  bool ended_ ABSL_GUARDED_BY(mutex_) = false;  // full or failed
-  bool closing_ ABSL_GUARDED_BY(mutex_) = false;
+  const std::shared_ptr<Queue> queue_;
   std::thread thread_;
 };
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -55,6 +56,12 @@ absl::Status CheckGeometry(const PlanLogHeader& header, const Model& model) {
   return absl::OkStatus();
 }
 
+// Of the first rank that failed.
+absl::Status FailureOf(std::span<const RankStepResult> results) {
+  for (const RankStepResult& result : results) RF_RETURN_IF_ERROR(result.status);
+  return absl::OkStatus();
+}
+
 class Replayer {
  public:
   Replayer(PlanLogReader& log, std::shared_ptr<const Model> model, const ReplayOptions& options)
@@ -96,8 +103,9 @@ absl::Status Replayer::Follow() {
   while (report_.end.empty()) {
     RF_ASSIGN_OR_RETURN(std::optional<LogRecord> record, log_.Next());
     if (!record.has_value()) {
-      report_.end = log_.torn() ? "it is torn off in a record: the daemon died, or still writes"
-                                : "without an end record: the daemon died, or still writes";
+      report_.end =
+          absl::StrCat(log_.torn() ? "it is torn off in a record" : "without an end record",
+                       ": the daemon died, could not write, or still writes");
       break;
     }
     const int64_t at = log_.offset();
@@ -110,9 +118,11 @@ absl::Status Replayer::Follow() {
   }
   if (!plan_.has_value()) return absl::OkStatus();
   // The daemon may have died of it, so it is run.
-  Execute(0);
+  const absl::Status failed = FailureOf(Execute(0));
   absl::StrAppend(&report_.end, "; step ", plan_->step,
-                  ", the last, has no results in the log and ran here without comparison");
+                  ", the last, has no results in the log and ",
+                  failed.ok() ? "ran here without comparison"
+                              : absl::StrCat("fails here: ", failed.ToString()));
   return absl::OkStatus();
 }
 
@@ -155,11 +165,9 @@ absl::Status Replayer::Take(OutcomeRecord record) {
     return absl::OkStatus();
   }
   const std::vector<RankStepResult> results = Execute(record.stopped);
-  const auto failed = std::find_if(results.begin(), results.end(),
-                                   [](const RankStepResult& r) { return !r.status.ok(); });
   ++report_.steps;
-  if (failed != results.end()) {
-    Note(absl::StrCat("it fails here: ", failed->status.ToString()));
+  if (const absl::Status failed = FailureOf(results); !failed.ok()) {
+    Note(absl::StrCat("it fails here: ", failed.ToString()));
     // Nothing can run on a broken ring.
     return absl::AbortedError("the steps that follow cannot run");
   }
@@ -182,9 +190,11 @@ void Replayer::Note(std::string what) {
 
 absl::Status Replayer::Take(RingRecord record) {
   if (plan_.has_value()) return absl::DataLossError("a ring is formed while a step runs");
-  if (record.epoch <= epoch_ || record.from.empty() || record.from.size() > kMaxLogRanks) {
+  // Each rank has a seat that it was configured with.
+  const auto seats = static_cast<size_t>(log_.header().ranks);
+  if (record.epoch <= epoch_ || record.from.empty() || record.from.size() > seats) {
     return absl::DataLossError(absl::StrCat("ring: epoch ", record.epoch, " after ", epoch_,
-                                            ", with ", record.from.size(), " ranks"));
+                                            ", with ", record.from.size(), " ranks of ", seats));
   }
   std::vector<int32_t> kept;
   for (const int32_t was : record.from) {

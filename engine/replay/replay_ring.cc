@@ -11,6 +11,9 @@
 namespace ringfill {
 namespace {
 
+// A rank may stand at a breakpoint; one that fails ends the waits of the others.
+constexpr Duration kPatience = std::chrono::hours(24);
+
 CpuModelOptions ModelOptions(const PlanLogHeader& header) {
   CpuModelOptions options;
   options.dtype = header.dtype;
@@ -40,6 +43,7 @@ ReplayRing::Seat ReplayRing::NewSeat() {
   options.model = model_.config();
   options.geometry = model_.geometry();
   options.gather_bytes = static_cast<size_t>(header_.gather_bytes);
+  options.min_round_timeout = kPatience;
   seat.rank = std::make_unique<Rank>(options, *seat.device, nullptr);
   return seat;
 }

@@ -9,6 +9,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/schedule/random_plan.h"
+#include "tests/testing/file_size_limit.h"
 
 namespace ringfill {
 namespace {
@@ -175,6 +176,35 @@ TEST_F(PlanLogTest, AFullLogEndsAndSaysSo) {
   EXPECT_LE(Bytes().size(), static_cast<size_t>(kLimit));
 }
 
+// Wherever the disk ends: whole records, then an end that says why, which may take the place of the
+// last of them.
+TEST_F(PlanLogTest, ALogThatCannotBeWrittenAnyMoreSaysSo) {
+  auto writer = Create();
+  Append(*writer, 2);
+  const auto two = static_cast<int64_t>(Bytes().size());
+  const std::string third = EncodeLogRecord(RingRecord{9, {0}});
+  const std::string end = EncodeLogRecord(EndRecord{PlanLogEnd::kFailed});
+  const auto end_bytes = static_cast<int64_t>(end.size()) + 12;  // with its record header
+  for (int64_t room = 0; room < static_cast<int64_t>(third.size()) + 12; ++room) {
+    random_.seed(1);
+    writer = Create();
+    Append(*writer, 2);
+    {
+      const FileSizeLimit limit(static_cast<rlim_t>(two + room));
+      EXPECT_TRUE(absl::IsUnavailable(writer->Append(third)));
+    }
+    EXPECT_TRUE(writer->ended());
+    EXPECT_FALSE(writer->Append(third).ok());
+    EXPECT_TRUE(writer->End(PlanLogEnd::kStopped).ok());  // it has one
+    const Contents contents = Read();
+    EXPECT_TRUE(contents.status.ok()) << room << ": " << contents.status;
+    EXPECT_FALSE(contents.torn) << room;
+    written_.resize(room < end_bytes ? 1 : 2);
+    written_.push_back(end);
+    EXPECT_EQ(contents.records, written_) << room;
+  }
+}
+
 // Devices are no files of ours.
 TEST_F(PlanLogTest, NoLogIsMadeInPlaceOfADevice) {
   auto writer = PlanLogWriter::Create("/dev/full", kNoLimit, SomeHeader());
@@ -241,8 +271,11 @@ TEST_F(PlanLogTest, OtherFilesAreRefusedAndLeftAlone) {
 
 TEST_F(PlanLogTest, AFileTornInItsHeaderStartsAnew) {
   Create();
-  SetBytes(Bytes().substr(0, 3));
-  EXPECT_TRUE(absl::IsDataLoss(Read().status));
+  for (const size_t kept : {30, 15, 3, 0}) {
+    SetBytes(Bytes().substr(0, kept));
+    EXPECT_TRUE(absl::IsDataLoss(Read().status));
+    EXPECT_THAT(Message(Read().status), HasSubstr("it ends in its header"));
+  }
   auto writer = Create();
   Append(*writer, 1);
   EXPECT_EQ(Read().records, written_);

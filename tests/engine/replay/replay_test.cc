@@ -1,19 +1,20 @@
 // Engines that record, and replays of what they recorded.
 #include "engine/replay/replay.h"
 
-#include <signal.h>
-#include <sys/resource.h>
-
 #include <atomic>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
+#include <random>
 #include <thread>
 
 #include "engine/replay/plan_recorder.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/engine_cases.h"
+#include "tests/testing/file_size_limit.h"
 #include "tests/testing/load_model.h"
 
 namespace ringfill {
@@ -25,6 +26,26 @@ using testing::HasSubstr;
 constexpr int64_t kNoLimit = int64_t{1} << 40;
 
 std::string Message(const absl::Status& status) { return std::string(status.message()); }
+
+// All that is in a log.
+std::vector<LogRecord> RecordsOf(const std::string& path) {
+  std::vector<LogRecord> records;
+  auto reader = PlanLogReader::Open(path);
+  EXPECT_TRUE(reader.ok()) << reader.status();
+  while (reader.ok()) {
+    auto record = (*reader)->Next();
+    EXPECT_TRUE(record.ok()) << record.status();
+    if (!record.ok() || !record->has_value()) break;
+    records.push_back(**std::move(record));
+  }
+  return records;
+}
+
+std::optional<PlanLogEnd> EndOf(const std::string& path) {
+  const std::vector<LogRecord> records = RecordsOf(path);
+  const auto* end = records.empty() ? nullptr : std::get_if<EndRecord>(&records.back());
+  return end != nullptr ? std::optional(end->why) : std::nullopt;
+}
 
 class ReplayTest : public testing::Test {
  protected:
@@ -78,19 +99,10 @@ class ReplayTest : public testing::Test {
   // Writes the log again, as `change` leaves its header and records.
   using Change = std::function<void(PlanLogHeader&, std::vector<LogRecord>&)>;
   void Rewrite(const Change& change) const {
-    PlanLogHeader header;
-    std::vector<LogRecord> records;
-    {
-      auto reader = PlanLogReader::Open(log_);
-      ASSERT_TRUE(reader.ok()) << reader.status();
-      header = (*reader)->header();
-      for (;;) {
-        auto record = (*reader)->Next();
-        ASSERT_TRUE(record.ok()) << record.status();
-        if (!record->has_value()) break;
-        records.push_back(**std::move(record));
-      }
-    }
+    auto reader = PlanLogReader::Open(log_);
+    ASSERT_TRUE(reader.ok()) << reader.status();
+    PlanLogHeader header = (*reader)->header();
+    std::vector<LogRecord> records = RecordsOf(log_);
     change(header, records);
     auto writer = PlanLogWriter::Create(log_, kNoLimit, header);
     ASSERT_TRUE(writer.ok()) << writer.status();
@@ -289,6 +301,10 @@ TEST_F(ReplayTest, PlansAndRingsThatAreNotValidAreNotRun) {
        },
        "with 0 ranks"},
       {[](Records& r) {
+         r.insert(r.begin(), RingRecord{2, {0, 1, -1}});
+       },
+       "with 3 ranks of 2"},
+      {[](Records& r) {
          r.insert(r.begin(), RingRecord{2, {5}});
        },
        "names rank 5 of 2"},
@@ -313,6 +329,104 @@ TEST_F(ReplayTest, PlansAndRingsThatAreNotValidAreNotRun) {
     EXPECT_FALSE(report.broken.ok()) << expected;
     EXPECT_THAT(Message(report.broken), HasSubstr(expected));
     std::filesystem::rename(log_ + ".1", log_);
+  }
+}
+
+// A short run with a repair in it.
+class ForgedReplayTest : public ReplayTest {
+ protected:
+  void Record() {
+    EngineOptions options = Recording(2);
+    options.fault = [](int rank, uint64_t step) {
+      return rank == 1 && step == 3 ? absl::UnavailableError("lost") : absl::OkStatus();
+    };
+    EngineRunner runner(model_path_, options);
+    Request request = Greedy(RandomPrompt(150, tiny_.vocab, 3), 4);
+    request.prompt_logprobs = true;
+    EXPECT_TRUE(runner.Run(std::move(request)).status.ok());
+  }
+
+  // Replays a log of these bytes; the message of what is broken in it.
+  std::string ReplayBytes(const PlanLogHeader& header, std::span<const std::string> records) {
+    {
+      auto writer = PlanLogWriter::Create(log_, kNoLimit, header);
+      EXPECT_TRUE(writer.ok()) << writer.status();
+      for (const std::string& bytes : records) EXPECT_TRUE((*writer)->Append(bytes).ok());
+    }
+    return Message(ReplayLog(/*keep_going=*/true).broken);
+  }
+};
+
+// Bytes that no daemon writes, with checksums that are right: whatever they say, the replay ends
+// with an answer. --gtest_shuffle --gtest_random_seed=N for others.
+TEST_F(ForgedReplayTest, ForgedLogsAreRefusedOrRun) {
+  Record();
+  std::vector<std::string> records;
+  for (const LogRecord& record : RecordsOf(log_)) records.push_back(EncodeLogRecord(record));
+  const std::string header = EncodeLogHeader(PlanLogReader::Open(log_).value()->header());
+  const std::shared_ptr<const Model> model = LoadModelOrDie(model_path_);
+  std::mt19937 random(static_cast<unsigned>(testing::UnitTest::GetInstance()->random_seed()));
+  const auto forge = [&random](std::string bytes) {
+    const uint64_t values[] = {0, 1, 2, 3, 255, 0x7fffffff, ~uint64_t{0}, random()};
+    const uint64_t value = values[random() % std::size(values)];
+    const size_t at = random() % bytes.size();
+    const size_t width = size_t{1} << (random() % 4);
+    std::memcpy(bytes.data() + at, &value, std::min(width, bytes.size() - at));
+    return bytes;
+  };
+  int ran = 0, refused = 0;
+  for (int i = 0; i < 200; ++i) {
+    SCOPED_TRACE(i);
+    std::string forged_header = header;
+    std::vector<std::string> forged = records;
+    if (i % 4 == 0) {
+      forged_header = forge(header);
+    } else {
+      std::string& victim = forged[random() % forged.size()];
+      victim = forge(victim);
+    }
+    const absl::StatusOr<PlanLogHeader> decoded = DecodeLogHeader(forged_header);
+    if (!decoded.ok() || !CheckReplayable(*decoded, *model).ok()) continue;
+    (ReplayBytes(*decoded, forged).empty() ? ran : refused) += 1;
+  }
+  EXPECT_GT(ran, 20);
+  EXPECT_GT(refused, 20);
+}
+
+// Each of these is valid; together they are what no scheduler plans.
+TEST_F(ForgedReplayTest, EveryWayOfComputingIsRun) {
+  Record();
+  const std::vector<LogRecord> records = RecordsOf(log_);
+  const PlanLogHeader header = PlanLogReader::Open(log_).value()->header();
+  const std::function<void(PlanLogHeader&)> headers[] = {
+      [](PlanLogHeader&) {},
+      [](PlanLogHeader& h) { h.strict = true; },
+      [](PlanLogHeader& h) { h.gather_bytes = 0; },
+      [](PlanLogHeader& h) { h.isa = CpuIsa::kBaseline; },
+      [](PlanLogHeader& h) { h.dtype = DType::kBF16; },
+  };
+  for (const auto& change : headers) {
+    PlanLogHeader changed = header;
+    change(changed);
+    for (int mode = 0; mode < kTokenModes; ++mode) {
+      for (int strategy = 0; strategy < kRingStrategies; ++strategy) {
+        SCOPED_TRACE(testing::Message() << "mode " << mode << ", strategy " << strategy);
+        std::vector<std::string> forged;
+        for (LogRecord record : records) {
+          if (auto* plan = std::get_if<PlanRecord>(&record)) {
+            for (PrefillChunk& chunk : plan->plan.chunks) {
+              chunk.mode = static_cast<TokenMode>(mode);
+              chunk.strategy = static_cast<RingStrategy>(strategy);
+              if (chunk.mode != TokenMode::kReplicated) continue;
+              chunk.score = false;
+              chunk.targets.clear();
+            }
+          }
+          forged.push_back(EncodeLogRecord(record));
+        }
+        EXPECT_EQ(ReplayBytes(changed, forged), "");
+      }
+    }
   }
 }
 
@@ -356,17 +470,6 @@ TEST_F(ReplayTest, AnotherModelOrMachineIsRefusedByName) {
   }
 }
 
-std::optional<PlanLogEnd> EndOf(const std::string& path) {
-  auto reader = PlanLogReader::Open(path);
-  EXPECT_TRUE(reader.ok()) << reader.status();
-  for (;;) {
-    const auto record = (*reader)->Next();
-    EXPECT_TRUE(record.ok()) << record.status();
-    if (!record.ok() || !record->has_value()) return std::nullopt;
-    if (const auto* end = std::get_if<EndRecord>(&**record)) return end->why;
-  }
-}
-
 TEST_F(ReplayTest, AFullLogReplaysUpToItsEnd) {
   EngineOptions options = Recording(2);
   options.plan_log_max_bytes = 6000;
@@ -407,17 +510,61 @@ TEST_F(ReplayTest, ADiskThatIsBehindEndsTheLog) {
 
 // The engine serves on when the log's disk fails: here, when no file may grow beyond some bytes.
 TEST_F(ReplayTest, AFailingDiskDoesNotStopTheEngine) {
-  struct rlimit before;
-  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
-  const auto handler = signal(SIGXFSZ, SIG_IGN);
-  const struct rlimit small = {5000, before.rlim_max};
-  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
-  RecordMixed(Recording(2));
-  EXPECT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
-  signal(SIGXFSZ, handler);
+  {
+    const FileSizeLimit limit(5000);
+    RecordMixed(Recording(2));
+  }
   EXPECT_GT(steps_, 10);
-  EXPECT_EQ(EndOf(log_), std::nullopt);
+  EXPECT_EQ(EndOf(log_), PlanLogEnd::kFailed);
   EXPECT_LE(std::filesystem::file_size(log_), 5000u);
+  const ReplayReport report = ReplayLog();
+  EXPECT_TRUE(report.agrees()) << report.broken;
+  EXPECT_THAT(report.end, HasSubstr("could not be written"));
+}
+
+// Records without results wait for the disk like others.
+TEST_F(ReplayTest, EveryRecordThatWaitsCounts) {
+  using Add = std::function<void(PlanRecorder&)>;
+  for (const Add& add : {Add([](PlanRecorder& r) { r.AddFailed(1); }),
+                         Add([](PlanRecorder& r) { r.AddRing(2, {0}); })}) {
+    std::promise<void> goes_on;
+    PlanRecorderOptions options = SmallQueue(log_);
+    options.max_waiting_bytes = 10000;
+    options.before_write = [disk = goes_on.get_future().share()] { disk.wait(); };
+    auto recorder = PlanRecorder::Start(options, SmallHeader());
+    ASSERT_TRUE(recorder.ok()) << recorder.status();
+    for (int i = 0; i < 1000; ++i) add(**recorder);
+    goes_on.set_value();
+    recorder->reset();
+    EXPECT_EQ(EndOf(log_), PlanLogEnd::kBehind);
+  }
+}
+
+TEST_F(ReplayTest, ADiskThatHangsDoesNotHoldUpTheEnd) {
+  std::promise<void> goes_on, held;
+  auto thread_lives = std::make_shared<int>();
+  const std::weak_ptr<int> ends = thread_lives;
+  PlanRecorderOptions options;
+  options.path = log_;
+  options.close_limit = std::chrono::milliseconds(1);
+  options.before_write = [disk = goes_on.get_future().share(), &held, thread_lives] {
+    held.set_value();
+    disk.wait();
+  };
+  auto recorder = PlanRecorder::Start(options, SmallHeader());
+  ASSERT_TRUE(recorder.ok()) << recorder.status();
+  options.before_write = nullptr;
+  thread_lives.reset();
+  for (int i = 0; i < 2; ++i) (*recorder)->AddFailed(1);
+  held.get_future().wait();
+  recorder->reset();
+  EXPECT_FALSE(ends.expired());
+  EXPECT_TRUE(RecordsOf(log_).empty());
+  // The record that the disk takes at last is written, nothing after it.
+  goes_on.set_value();
+  while (!ends.expired()) std::this_thread::yield();
+  EXPECT_EQ(RecordsOf(log_).size(), 1u);
+  EXPECT_EQ(EndOf(log_), std::nullopt);
 }
 
 TEST_F(ReplayTest, AnEngineWhoseLogCannotBeMadeDoesNotStart) {
