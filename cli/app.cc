@@ -9,7 +9,10 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/ascii.h"
 #include "absl/strings/numbers.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "cli/commands.h"
 #include "cli/completion.h"
 #include "cli/interrupt.h"
@@ -89,6 +92,20 @@ const CLI::Validator kShellName(
     },
     "", "");
 
+// In decimal digits alone; CLI11 reads 0x3 and 010 too, and takes an empty list for none.
+void ReadDocumentStarts(const std::string& list, std::vector<uint32_t>& starts) {
+  for (const absl::string_view piece : absl::StrSplit(list, ',')) {
+    const bool digits = std::all_of(piece.begin(), piece.end(), absl::ascii_isdigit);
+    uint32_t start = 0;
+    if (!digits || !absl::SimpleAtoi(piece, &start)) {
+      throw CLI::ValidationError(
+          "--document-starts",
+          absl::StrCat("must be token positions, such as 0,100,250, not \"", list, "\""));
+    }
+    starts.push_back(start);
+  }
+}
+
 void AddPromptFlags(CLI::App& command, PromptOptions& prompt) {
   CLI::Option_group& input = *command.add_option_group("Prompt", "Exactly one of these");
   input.add_option("--prompt", prompt.text, "The prompt's text")->type_name("TEXT");
@@ -109,13 +126,17 @@ void AddPromptFlags(CLI::App& command, PromptOptions& prompt) {
       ->excludes(&chat)
       ->excludes(&ids);
   command
-      .add_option("--document-starts", prompt.document_starts,
-                  "Token positions, such as 0,100,250, at which documents begin that do not see "
-                  "each other; new tokens continue the last")
+      .add_option_function<std::vector<std::string>>(
+          "--document-starts",
+          [&prompt](const std::vector<std::string>& lists) {
+            for (const std::string& list : lists) {
+              ReadDocumentStarts(list, prompt.document_starts);
+            }
+          },
+          "Token positions, such as 0,100,250, at which documents begin that do not see each "
+          "other; new tokens continue the last")
       ->type_name("P,P,...")
-      ->delimiter(',')
-      ->allow_extra_args(false)
-      ->check(kNoMinus);
+      ->allow_extra_args(false);
 }
 
 void AddSamplingFlags(CLI::App& command, GenerateOptions& options) {
