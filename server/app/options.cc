@@ -1,10 +1,11 @@
 #include "server/app/options.h"
 
 #include <iostream>
+#include <optional>
 #include <string>
-#include <vector>
 
 #include "CLI/CLI.hpp"
+#include "server/app/command_line.h"
 #include "server/app/exit_codes.h"
 #include "server/app/version.h"
 
@@ -28,31 +29,17 @@ Exit codes: 0 stopped by a signal, 2 bad usage or configuration (also: an addres
 3 the model cannot be loaded. Those of ringfilld worker and replay are in their --help.)";
 
 struct RawOptions {
-  std::string config_file;
-  std::vector<std::string> settings;
+  ConfigSources config;
   bool check_config = false;
   bool print_config = false;
 };
 
-absl::Status ReadConfig(const RawOptions& raw, DaemonOptions& options) {
-  options.config = DefaultConfig();
-  if (!raw.config_file.empty()) {
-    RF_RETURN_IF_ERROR(ApplyConfigFile(raw.config_file, options.config));
-  }
-  for (const std::string& setting : raw.settings) {
-    RF_RETURN_IF_ERROR(ApplySetting(setting, options.config));
-  }
+absl::Status FillConfig(const RawOptions& raw, DaemonOptions& options) {
+  RF_ASSIGN_OR_RETURN(options.config, ReadConfig(raw.config));
   if (options.action == DaemonOptions::Action::kPrintConfig && options.config.model_path.empty()) {
     return absl::OkStatus();
   }
   return SettleConfig(options.config);
-}
-
-// CLI11's message with a way on. Its own printer handles --help and --version.
-int ReportUsage(const CLI::App& app, const CLI::ParseError& error) {
-  if (error.get_exit_code() == 0) return app.exit(error, std::cout, std::cerr);
-  std::cerr << "ringfilld: " << error.what() << "\nTry: ringfilld --help\n";
-  return kExitConfig;
 }
 
 }  // namespace
@@ -61,29 +48,21 @@ ParsedCommandLine ParseCommandLine(int argc, const char* const* argv) {
   CLI::App app(kExamples, "ringfilld");
   RawOptions raw;
   app.footer("\n" + ConfigHelp());
-  app.add_option("--config", raw.config_file, "YAML file with the configuration")
-      ->type_name("FILE");
-  app.add_option("--set", raw.settings, "Sets one configuration key; wins over the file")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+  AddConfigOptions(app, raw.config);
   app.add_flag("--check-config", raw.check_config, "Checks the configuration and exits");
   app.add_flag("--print-config", raw.print_config, "Prints the whole configuration and exits");
   app.set_version_flag("--version", std::string("ringfilld ") + Version());
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    return {std::nullopt, ReportUsage(app, e)};
+  if (const std::optional<int> exit_code = ParseArguments(app, argc, argv)) {
+    return {std::nullopt, *exit_code};
   }
-  if (raw.config_file.empty() && raw.settings.empty() && !raw.print_config) {
-    std::cerr << "ringfilld: no configuration; give --config FILE or --set model.path=FILE\n"
-                 "Try: ringfilld --help\n";
-    return {std::nullopt, kExitConfig};
+  if (raw.config.file.empty() && raw.config.settings.empty() && !raw.print_config) {
+    return {std::nullopt,
+            BadUsage(app, "no configuration; give --config FILE or --set model.path=FILE")};
   }
   DaemonOptions options;
   if (raw.check_config) options.action = DaemonOptions::Action::kCheckConfig;
   if (raw.print_config) options.action = DaemonOptions::Action::kPrintConfig;
-  if (const absl::Status read = ReadConfig(raw, options); !read.ok()) {
+  if (const absl::Status read = FillConfig(raw, options); !read.ok()) {
     std::cerr << "ringfilld: " << read.message() << "\n";
     return {std::nullopt, kExitConfig};
   }

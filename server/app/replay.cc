@@ -6,11 +6,12 @@
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/numbers.h"
 #include "engine/replay/replay.h"
 #include "nlohmann/json.hpp"
+#include "server/app/command_line.h"
 #include "server/app/config.h"
 #include "server/app/engine_options.h"
 #include "server/app/exit_codes.h"
@@ -52,19 +53,24 @@ log cannot be used: it is no log, is damaged, or does not fit the model or this 
 struct RawOptions {
   std::string plan_log;
   std::string model;
-  std::string config_file;
-  std::vector<std::string> settings;
-  double tolerance = -1;
+  ConfigSources config;
+  std::optional<double> tolerance;
   bool keep_going = false;
   bool json = false;
 };
 
-absl::StatusOr<Config> ReadConfig(const RawOptions& raw) {
-  Config config = DefaultConfig();
-  if (!raw.config_file.empty()) RF_RETURN_IF_ERROR(ApplyConfigFile(raw.config_file, config));
-  for (const std::string& setting : raw.settings) {
-    RF_RETURN_IF_ERROR(ApplySetting(setting, config));
-  }
+// CLI11's own check lets NaN and infinity pass.
+const CLI::Validator kTolerance(
+    [](std::string& text) {
+      double tolerance = 0;
+      const bool good =
+          absl::SimpleAtod(text, &tolerance) && std::isfinite(tolerance) && tolerance >= 0;
+      return good ? std::string() : std::string("must be a number from 0 up, such as 0.001");
+    },
+    "", "");
+
+absl::StatusOr<Config> ReplayConfig(const RawOptions& raw) {
+  RF_ASSIGN_OR_RETURN(Config config, ReadConfig(raw.config));
   if (!raw.model.empty()) config.model_path = raw.model;
   if (!raw.plan_log.empty()) config.debug_plan_log = raw.plan_log;
   RF_RETURN_IF_ERROR(SettleConfig(config));
@@ -148,14 +154,13 @@ void PrintReport(const PlanLogHeader& header, const ReplayReport& report) {
       std::cout << Concat(report.different_steps, " steps differ\n");
     }
   } else {
-    std::cout << "all results agree\n";
+    std::cout << (report.steps > 0 ? "all results agree\n" : "no step has results to compare\n");
   }
   if (!report.end.empty()) std::cout << Concat("the log ends: ", report.end, "\n");
 }
 
 int Complain(std::string_view what, int code) {
   std::cerr << "ringfilld replay: " << what << "\n";
-  if (code == kExitConfig) std::cerr << "Try: ringfilld replay --help\n";
   return code;
 }
 
@@ -171,7 +176,7 @@ int ReplayFile(const RawOptions& raw, const Config& config) {
   if (!fits.ok()) return Complain(StdPiece(fits.message()), kExitRefused);
   ReplayOptions options;
   options.threads = static_cast<int>(config.compute_threads);
-  if (raw.tolerance >= 0) options.tolerance = raw.tolerance;
+  options.tolerance = raw.tolerance;
   options.keep_going = raw.keep_going;
   const ReplayReport report = Replay(**log, model, options);
   if (raw.json) {
@@ -190,17 +195,12 @@ void AddOptions(CLI::App& app, RawOptions& raw) {
   app.add_option("--plan-log", raw.plan_log, "The log, as --set debug.plan_log=FILE")
       ->type_name("FILE");
   app.add_option("--model", raw.model, "The model, as --set model.path=FILE")->type_name("FILE");
-  app.add_option("--config", raw.config_file, "YAML file with the configuration")
-      ->type_name("FILE");
-  app.add_option("--set", raw.settings, "Sets one configuration key; wins over the file")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
+  AddConfigOptions(app, raw.config);
   app.add_option("--tolerance", raw.tolerance,
                  Concat("What results may differ by with fast numerics; the default is ",
                         kReplayToleranceF32, " for f32, ", kReplayToleranceBf16, " for bf16"))
       ->type_name("X")
-      ->check(CLI::NonNegativeNumber);
+      ->check(kTolerance);
   app.add_flag("--keep-going", raw.keep_going, "Replays the steps behind the first difference too");
   app.add_flag("--json", raw.json, "Prints the outcome as JSON");
 }
@@ -211,14 +211,9 @@ int RunReplay(int argc, const char* const* argv) {
   CLI::App app(kHelp, "ringfilld replay");
   RawOptions raw;
   AddOptions(app, raw);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e, std::cout, std::cerr);
-    return Complain(e.what(), kExitConfig);
-  }
-  const absl::StatusOr<Config> config = ReadConfig(raw);
-  if (!config.ok()) return Complain(StdPiece(config.status().message()), kExitConfig);
+  if (const std::optional<int> exit_code = ParseArguments(app, argc, argv)) return *exit_code;
+  const absl::StatusOr<Config> config = ReplayConfig(raw);
+  if (!config.ok()) return BadUsage(app, StdPiece(config.status().message()));
   SetUpLogging(config->log_level);
   return ReplayFile(raw, *config);
 }

@@ -51,6 +51,7 @@ int Serve(const Config& config) {
 }  // namespace
 
 int RunDaemon(int argc, const char* const* argv) {
+  IgnoreWriteSignals();
   if (argc > 1 && std::strcmp(argv[1], "worker") == 0) return RunWorker(argc - 1, argv + 1);
   if (argc > 1 && std::strcmp(argv[1], "replay") == 0) return RunReplay(argc - 1, argv + 1);
   const ParsedCommandLine command_line = ParseCommandLine(argc, argv);

@@ -13,8 +13,11 @@
 
 namespace ringfill {
 
+void IgnoreWriteSignals() {
+  for (const int number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);
+}
+
 StopSignals::StopSignals() {
-  std::signal(SIGPIPE, SIG_IGN);
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);

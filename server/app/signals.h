@@ -1,4 +1,4 @@
-// SIGTERM and SIGINT as values, with no work in signal handlers.
+// SIGTERM and SIGINT as values, with no work in signal handlers; signals that nobody needs.
 #pragma once
 
 #include <functional>
@@ -8,8 +8,12 @@
 
 namespace ringfill {
 
+// What a write cannot do, because its reader is gone (SIGPIPE) or a file has reached the size that
+// the process may write (SIGXFSZ), is an error of that write and ends no process from then on.
+void IgnoreWriteSignals();
+
 // Create it before any other thread, so that all threads inherit the blocked signals; one a
-// process. SIGPIPE is ignored from then on.
+// process.
 class StopSignals {
  public:
   StopSignals();

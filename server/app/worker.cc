@@ -5,15 +5,14 @@
 #include <unistd.h>
 
 #include <chrono>
-#include <iostream>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
-#include <vector>
 
 #include "CLI/CLI.hpp"
 #include "engine/worker/worker_process.h"
+#include "server/app/command_line.h"
 #include "server/app/config.h"
 #include "server/app/engine_options.h"
 #include "server/app/exit_codes.h"
@@ -60,9 +59,8 @@ struct RawOptions {
   std::string secret_file;
   int secret_fd = -1;
   std::string model;
-  std::string config_file;
   std::string listen_host;
-  std::vector<std::string> settings;
+  ConfigSources config;
 };
 
 // From the pipe of the daemon that started us.
@@ -72,12 +70,8 @@ absl::StatusOr<Secret> ReadSecret(int fd) {
   return secret;
 }
 
-absl::StatusOr<Config> ReadConfig(const RawOptions& raw) {
-  Config config = DefaultConfig();
-  if (!raw.config_file.empty()) RF_RETURN_IF_ERROR(ApplyConfigFile(raw.config_file, config));
-  for (const std::string& setting : raw.settings) {
-    RF_RETURN_IF_ERROR(ApplySetting(setting, config));
-  }
+absl::StatusOr<Config> WorkerConfig(const RawOptions& raw) {
+  RF_ASSIGN_OR_RETURN(Config config, ReadConfig(raw.config));
   if (!raw.model.empty()) config.model_path = raw.model;
   if (!raw.secret_file.empty()) config.ring_secret_file = raw.secret_file;
   RF_RETURN_IF_ERROR(SettleConfig(config));
@@ -126,7 +120,7 @@ int ExitCode(WorkerEnd end) {
 
 // Its daemon drains when the terminal or a supervisor signals all processes, and needs it then.
 int ServeDaemon(WorkerOptions options) {
-  for (const int number : {SIGTERM, SIGINT, SIGPIPE}) signal(number, SIG_IGN);
+  for (const int number : {SIGTERM, SIGINT}) signal(number, SIG_IGN);
   return ExitCode(WorkerProcess(std::move(options)).Run());
 }
 
@@ -160,17 +154,7 @@ void AddOptions(CLI::App& app, RawOptions& raw) {
                  "Where other ranks reach this one; the default is the address from which it "
                  "calls the daemon")
       ->type_name("HOST");
-  app.add_option("--config", raw.config_file, "YAML file with the configuration")
-      ->type_name("FILE");
-  app.add_option("--set", raw.settings, "Sets one configuration key; wins over the file")
-      ->type_name("KEY=VALUE")
-      ->expected(1)
-      ->take_all();
-}
-
-int Complain(std::string_view what) {
-  std::cerr << "ringfilld worker: " << what << "\nTry: ringfilld worker --help\n";
-  return kExitConfig;
+  AddConfigOptions(app, raw.config);
 }
 
 }  // namespace
@@ -179,16 +163,11 @@ int RunWorker(int argc, const char* const* argv) {
   CLI::App app(kHelp, "ringfilld worker");
   RawOptions raw;
   AddOptions(app, raw);
-  try {
-    app.parse(argc, argv);
-  } catch (const CLI::ParseError& e) {
-    if (e.get_exit_code() == 0) return app.exit(e, std::cout, std::cerr);
-    return Complain(e.what());
-  }
-  const absl::StatusOr<Config> config = ReadConfig(raw);
-  if (!config.ok()) return Complain(StdPiece(config.status().message()));
+  if (const std::optional<int> exit_code = ParseArguments(app, argc, argv)) return *exit_code;
+  const absl::StatusOr<Config> config = WorkerConfig(raw);
+  if (!config.ok()) return BadUsage(app, StdPiece(config.status().message()));
   absl::StatusOr<WorkerOptions> options = ToWorkerOptions(raw, *config);
-  if (!options.ok()) return Complain(StdPiece(options.status().message()));
+  if (!options.ok()) return BadUsage(app, StdPiece(options.status().message()));
   SetUpLogging(config->log_level);
   RaiseFileLimit();
   prctl(PR_SET_NAME, Concat("rf-worker-", raw.rank).c_str());

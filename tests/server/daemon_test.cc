@@ -154,13 +154,19 @@ TEST(GenerateTest, AFullQueueRefuses) {
   EXPECT_TRUE(daemon.BecomesIdle());
 }
 
+v1::ScoreResponse Score(v1::Ringfill::Stub& stub, const v1::Prompt& prompt) {
+  v1::ScoreRequest request;
+  *request.mutable_prompt() = prompt;
+  v1::ScoreResponse response;
+  grpc::ClientContext context;
+  const grpc::Status status = stub.Score(&context, request, &response);
+  EXPECT_TRUE(status.ok()) << status.error_message();
+  return response;
+}
+
 TEST(ScoreTest, EqualsThePromptLogprobsOfGenerate) {
   TestDaemon daemon;
-  v1::ScoreRequest request;
-  *request.mutable_prompt() = TokenPrompt(200);
-  v1::ScoreResponse score;
-  grpc::ClientContext context;
-  ASSERT_TRUE(daemon.stub().Score(&context, request, &score).ok());
+  const v1::ScoreResponse score = Score(daemon.stub(), TokenPrompt(200));
   ASSERT_EQ(score.logprobs_size(), 199);
   double sum = 0;
   for (const float logprob : score.logprobs()) sum -= logprob;
@@ -182,11 +188,7 @@ TEST(DocumentsTest, ScoreAndContinueAsTheyDoAlone) {
     for (const uint32_t start : starts) prompt.add_document_starts(start);
     return prompt;
   }();
-  v1::ScoreRequest request;
-  *request.mutable_prompt() = packed;
-  v1::ScoreResponse together;
-  grpc::ClientContext context;
-  ASSERT_TRUE(daemon.stub().Score(&context, request, &together).ok());
+  const v1::ScoreResponse together = Score(daemon.stub(), packed);
   ASSERT_EQ(together.logprobs_size(), 199);
   double sum = 0;
   v1::Prompt last;
@@ -197,11 +199,7 @@ TEST(DocumentsTest, ScoreAndContinueAsTheyDoAlone) {
     for (int i = begin; i < end; ++i) {
       last.mutable_token_ids()->add_ids(packed.token_ids().ids(i));
     }
-    v1::ScoreRequest one;
-    *one.mutable_prompt() = last;
-    v1::ScoreResponse alone;
-    grpc::ClientContext one_context;
-    ASSERT_TRUE(daemon.stub().Score(&one_context, one, &alone).ok());
+    const v1::ScoreResponse alone = Score(daemon.stub(), last);
     ASSERT_EQ(alone.logprobs_size(), end - begin - 1);
     for (int i = 0; i < alone.logprobs_size(); ++i) {
       EXPECT_NEAR(together.logprobs(begin + i), alone.logprobs(i), 1e-3) << begin + i;

@@ -15,7 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "server/app/version.h"
 #include "server/text.h"
-#include "tests/server/subprocess.h"
+#include "tests/server/ringfilld.h"
 #include "tests/server/test_daemon.h"
 #include "tests/testing/tiny_model.h"
 
@@ -26,57 +26,6 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-struct Exit {
-  int code;
-  std::string out;
-  std::string err;
-};
-
-Exit RunToEnd(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {RINGFILLD};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  Subprocess process(command);
-  const int code = process.Wait();
-  return {code, process.rest_of_output(), process.Errors()};
-}
-
-// A running ringfilld on the tiny model and free ports.
-class Ringfilld {
- public:
-  explicit Ringfilld(const std::vector<std::string>& settings = {}) : process_(Command(settings)) {
-    ready_ = process_.ReadLine();
-    const size_t grpc = ready_.find("grpc="), metrics = ready_.find(" metrics=");
-    if (grpc == std::string::npos || metrics == std::string::npos) return;
-    grpc_address_ = ready_.substr(grpc + 5, metrics - grpc - 5);
-    stub_ = TestDaemon::Connect(grpc_address_);
-  }
-
-  Subprocess& process() { return process_; }
-  const std::string& ready() const { return ready_; }
-  const std::string& grpc_address() const { return grpc_address_; }
-  v1::Ringfill::Stub& stub() { return *stub_; }
-
- private:
-  static std::vector<std::string> Command(const std::vector<std::string>& settings) {
-    std::vector<std::string> command = {RINGFILLD,
-                                        "--set",
-                                        "model.path=" + TinyModelPath(),
-                                        "--set",
-                                        "server.listen=127.0.0.1:0",
-                                        "--set",
-                                        "metrics.listen=127.0.0.1:0",
-                                        "--set",
-                                        "ranks.count=2"};
-    for (const std::string& setting : settings) command.insert(command.end(), {"--set", setting});
-    return command;
-  }
-
-  Subprocess process_;
-  std::string ready_;
-  std::string grpc_address_;
-  std::unique_ptr<v1::Ringfill::Stub> stub_;
-};
 
 std::vector<nlohmann::json> LogLines(const std::string& errors) {
   std::vector<nlohmann::json> lines;
@@ -89,11 +38,11 @@ std::vector<nlohmann::json> LogLines(const std::string& errors) {
 }
 
 TEST(CommandLineTest, HelpAndVersionGoToStdout) {
-  const Exit help = RunToEnd({"--help"});
+  const Exit help = RunRingfilld({"--help"});
   EXPECT_EQ(help.code, 0);
   EXPECT_THAT(help.out, HasSubstr("kv.page_tokens = 64"));
   EXPECT_THAT(help.out, HasSubstr("ringfilld --config"));
-  const Exit version = RunToEnd({"--version"});
+  const Exit version = RunRingfilld({"--version"});
   EXPECT_EQ(version.code, 0);
   EXPECT_EQ(version.out, Concat("ringfilld ", Version(), "\n"));
 }
@@ -119,7 +68,7 @@ TEST(CommandLineTest, BadUsageAndConfigurationExitWith2) {
       {{"--set", "model.path=m", "stray"}, "stray"},
   };
   for (const auto& [arguments, says] : cases) {
-    const Exit result = RunToEnd(arguments);
+    const Exit result = RunRingfilld(arguments);
     EXPECT_EQ(result.code, 2) << says;
     EXPECT_EQ(result.out, "") << says;
     EXPECT_THAT(result.err, HasSubstr(says));
@@ -131,12 +80,13 @@ TEST(CommandLineTest, WhatDoesNotFitTheModelOrTheMachineExitsWith2) {
   const std::vector<std::string> base = {"--set", model, "--set", "server.listen=127.0.0.1:0"};
   const std::pair<std::string, std::string> cases[] = {
       {"server.listen=203.0.113.7:1", "server.listen"},
-      {"metrics.listen=203.0.113.7:1", "metrics.listen"},
+      {"metrics.listen=203.0.113.7:1",
+       "metrics.listen: cannot listen on 203.0.113.7:1: Cannot assign requested address"},
   };
   for (const auto& [setting, says] : cases) {
     std::vector<std::string> arguments = base;
     arguments.insert(arguments.end(), {"--set", setting});
-    const Exit result = RunToEnd(arguments);
+    const Exit result = RunRingfilld(arguments);
     EXPECT_EQ(result.code, 2) << setting;
     EXPECT_EQ(result.out, "") << setting;
     EXPECT_THAT(result.err, HasSubstr(says));
@@ -148,7 +98,7 @@ TEST(CommandLineTest, ModelsThatCannotBeLoadedExitWith3) {
   for (const std::string& path :
        {std::string("/nonexistent.gguf"), std::string("/tmp"),
         WriteTempFile(std::vector<std::byte>(100, std::byte{'G'}), ".gguf")}) {
-    const Exit result = RunToEnd({"--set", "model.path=" + path});
+    const Exit result = RunRingfilld({"--set", "model.path=" + path});
     EXPECT_EQ(result.code, 3) << path;
     EXPECT_EQ(result.out, "");
     const std::vector<nlohmann::json> lines = LogLines(result.err);
@@ -158,8 +108,8 @@ TEST(CommandLineTest, ModelsThatCannotBeLoadedExitWith3) {
 }
 
 TEST(CommandLineTest, ConfigCanBeCheckedAndPrinted) {
-  EXPECT_EQ(RunToEnd({"--set", "model.path=x", "--check-config"}).code, 0);
-  const Exit printed = RunToEnd({"--print-config", "--set", "ranks.count=5"});
+  EXPECT_EQ(RunRingfilld({"--set", "model.path=x", "--check-config"}).code, 0);
+  const Exit printed = RunRingfilld({"--print-config", "--set", "ranks.count=5"});
   EXPECT_EQ(printed.code, 0);
   Config config = DefaultConfig();
   ASSERT_TRUE(ApplyConfigYaml(printed.out, "printed", config).ok());
@@ -188,23 +138,42 @@ TEST(ServeTest, PrintsOneLineAndStopsOnEachSignal) {
 
 TEST(ServeTest, ASecondDaemonOnTheSamePortExitsWith2) {
   Ringfilld daemon;
-  const Exit second = RunToEnd({"--set", "model.path=" + TinyModelPath(), "--set",
-                                "server.listen=" + daemon.grpc_address()});
+  const Exit second = RunRingfilld({"--set", "model.path=" + TinyModelPath(), "--set",
+                                    "server.listen=" + daemon.grpc_address()});
   EXPECT_EQ(second.code, 2);
   EXPECT_THAT(second.err, HasSubstr(daemon.grpc_address()));
+  const Exit metrics =
+      RunRingfilld({"--set", "model.path=" + TinyModelPath(), "--set", "server.listen=127.0.0.1:0",
+                    "--set", "metrics.listen=" + daemon.metrics_address()});
+  EXPECT_EQ(metrics.code, 2);
+  EXPECT_THAT(metrics.err, HasSubstr("metrics.listen: cannot listen on " +
+                                     daemon.metrics_address() + ": Address already in use"));
 }
 
 TEST(ServeTest, RaisesItsLimitOfOpenFilesAndSaysWhenItIsLow) {
   const auto errors_under = [](const std::string& limits) {
-    Subprocess process({"/bin/sh", "-c", limits + " && exec \"$@\"", "sh", RINGFILLD, "--set",
-                        "model.path=/nonexistent.gguf"});
-    EXPECT_EQ(process.Wait(), 3);
-    return process.Errors();
+    const Exit exit = RunRingfilld({"--set", "model.path=/nonexistent.gguf"}, limits);
+    EXPECT_EQ(exit.code, 3);
+    return exit.err;
   };
   const std::string low = errors_under("ulimit -Sn 64 && ulimit -Hn 1000");
   EXPECT_THAT(low, HasSubstr("LimitNOFILE"));
   EXPECT_EQ(LogLines(low).front()["limit"], 1000);
   EXPECT_THAT(errors_under("ulimit -Sn 64 && ulimit -Hn 4096"), Not(HasSubstr("LimitNOFILE")));
+}
+
+// Not even a log line can be written then.
+TEST(CommandLineTest, AFileThatMayNotGrowEndsNoProcess) {
+  const std::vector<std::string> model = {"--set", "model.path=/nonexistent.gguf"};
+  const auto code = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.end(), model.begin(), model.end());
+    return RunRingfilld(arguments, "ulimit -f 0").code;
+  };
+  const std::string secret = WriteTempFile(std::vector<std::byte>(40, std::byte{'s'}), ".secret");
+  ASSERT_EQ(chmod(secret.c_str(), 0600), 0);
+  EXPECT_EQ(code({}), 3);
+  EXPECT_EQ(code({"worker", "--leader", "127.0.0.1:1", "--rank", "0", "--secret-file", secret}), 3);
+  EXPECT_EQ(code({"replay", "--plan-log", "/nonexistent.plan"}), 4);
 }
 
 TEST(ServeTest, MessagesThatAreNotUtf8LeaveOnlyJsonInTheLog) {

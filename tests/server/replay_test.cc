@@ -1,4 +1,5 @@
 // A daemon that records, and `ringfilld replay` as scripts see it.
+#include <signal.h>
 #include <unistd.h>
 
 #include <filesystem>
@@ -11,7 +12,7 @@
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
 #include "server/app/exit_codes.h"
-#include "tests/server/subprocess.h"
+#include "tests/server/ringfilld.h"
 #include "tests/server/test_daemon.h"
 #include "tests/testing/tiny_model.h"
 
@@ -21,18 +22,9 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Exit {
-  int code;
-  std::string out;
-  std::string err;
-};
-
-Exit RunReplay(const std::vector<std::string>& arguments) {
-  std::vector<std::string> command = {RINGFILLD, "replay"};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  Subprocess process(command);
-  const int code = process.Wait();
-  return {code, process.rest_of_output(), process.Errors()};
+Exit RunReplay(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "replay");
+  return RunRingfilld(arguments);
 }
 
 class ServerReplayTest : public ::testing::Test {
@@ -176,7 +168,34 @@ TEST_F(ServerReplayTest, HelpTeachesAndBadUsageSaysWhatToDo) {
   EXPECT_EQ(nothing.code, kExitConfig);
   EXPECT_THAT(nothing.err,
               AllOf(HasSubstr("give --plan-log FILE"), HasSubstr("Try: ringfilld replay --help")));
-  EXPECT_EQ(RunReplay(Arguments({"--tolerance", "-1"})).code, kExitConfig);
+  for (const char* bad : {"-1", "nan", "inf", "x", ""}) {
+    const Exit exit = RunReplay(Arguments({"--tolerance", bad}));
+    EXPECT_EQ(exit.code, kExitConfig) << bad;
+    EXPECT_THAT(exit.err, HasSubstr("--tolerance: must be a number from 0 up, such as 0.001"));
+  }
+}
+
+// The shell's blocks have 512 bytes.
+TEST_F(ServerReplayTest, FilesThatMayNotGrowEndAndTheDaemonServesOn) {
+  const std::string trace = log_ + ".json";
+  {
+    Ringfilld daemon({"compute.dtype=f32", "debug.plan_log=" + log_, "trace.path=" + trace},
+                     "ulimit -f 40");
+    for (int seed = 0; seed < 10; ++seed) {
+      const Generated done = Generate(daemon.stub(), GenerateOf(TokenPrompt(900, seed), 6));
+      EXPECT_TRUE(done.status.ok()) << done.status.error_message();
+    }
+    daemon.process().Signal(SIGTERM);
+    EXPECT_EQ(daemon.process().Wait(), kExitOk);
+    EXPECT_THAT(daemon.process().Errors(),
+                AllOf(HasSubstr("the plan log ends"), HasSubstr("tracing to the file ends"),
+                      HasSubstr(log_ + ": File too large")));
+  }
+  const Exit replay = RunReplay(Arguments());
+  EXPECT_EQ(replay.code, kExitOk) << replay.out << replay.err;
+  EXPECT_THAT(replay.out, AllOf(HasSubstr("all results agree"), HasSubstr("could not be written")));
+  EXPECT_TRUE(nlohmann::json::parse(std::ifstream(trace)).is_array());
+  std::filesystem::remove(trace);
 }
 
 TEST_F(ServerReplayTest, ADaemonWhoseLogCannotBeMadeDoesNotStart) {
