@@ -206,14 +206,19 @@ class LedWorkerTest : public testing::Test {
   FormMessage EndlessForm(uint64_t attempt) {
     FormMessage form;
     form.attempt = attempt;
-    form.members = {listener_->address(), nobody_->address()};
+    form.members = {listener_->address(), HostPortText(LocalAddress(nobody_).value())};
     form.timeout_ms = 10 * 60 * 1000;
     return form;
   }
 
+  // Until the worker is busy with such an attempt.
+  void AwaitForming() {
+    EXPECT_TRUE(AwaitSocket(nobody_, POLLIN, HangLimit(), "a call of the worker").ok());
+  }
+
   const std::string path_;
   const std::unique_ptr<Listener> listener_ = Listener::Bind().value();
-  const std::unique_ptr<Listener> nobody_ = Listener::Bind().value();  // accepts nobody
+  const Fd nobody_ = ListenTcp({"127.0.0.1", 0}).value();  // accepts nobody
   std::unique_ptr<ChildProcess> worker_;
   std::unique_ptr<Connection> connection_;
 };
@@ -231,6 +236,7 @@ TEST_F(LedWorkerTest, AWorkerThatIsFloodedSaysSoAndGoes) {
 // The leader has given up the one before.
 TEST_F(LedWorkerTest, AnAttemptIsLeftWhenTheNextComes) {
   ASSERT_TRUE(Send(EndlessForm(1)).ok());
+  AwaitForming();
   ASSERT_TRUE(Send(EndlessForm(2)).ok());
   FormMessage alone = EndlessForm(3);
   alone.members.pop_back();
@@ -247,7 +253,7 @@ TEST_F(LedWorkerTest, AnAttemptIsLeftWhenTheNextComes) {
 
 TEST_F(LedWorkerTest, AnAttemptIsLeftWhenTheLeaderGoes) {
   ASSERT_TRUE(Send(EndlessForm(1)).ok());
-  ASSERT_TRUE(Receive<ReadyMessage>().ok());
+  AwaitForming();
   connection_->Close();
   const auto exit = worker_->AwaitExit(HangLimit());
   ASSERT_TRUE(exit.has_value());
