@@ -175,6 +175,22 @@ TEST_F(ServerReplayTest, HelpTeachesAndBadUsageSaysWhatToDo) {
   }
 }
 
+TEST_F(ServerReplayTest, ADaemonThatIsKilledInAStepLeavesALogToReplay) {
+  Ringfilld daemon({"compute.dtype=f32", "prefill.chunk_tokens=16", "debug.plan_log=" + log_});
+  grpc::ClientContext context;
+  const auto reader =
+      daemon.stub().Generate(&context, GenerateOf(TokenPrompt(kTinyContext - 10), 1));
+  EXPECT_TRUE(Eventually([&] { return std::filesystem::file_size(log_) > 10000; }));
+  daemon.process().Signal(SIGKILL);
+  EXPECT_EQ(daemon.process().Wait(), 128 + SIGKILL);
+  for (v1::GenerateEvent event; reader->Read(&event);) {
+  }
+  EXPECT_FALSE(reader->Finish().ok());
+  const Exit replay = RunReplay(Arguments());
+  EXPECT_EQ(replay.code, kExitOk) << replay.out << replay.err;
+  EXPECT_THAT(replay.out, AllOf(HasSubstr("all results agree"), HasSubstr("the daemon died")));
+}
+
 // The shell's blocks have 512 bytes.
 TEST_F(ServerReplayTest, FilesThatMayNotGrowEndAndTheDaemonServesOn) {
   const std::string trace = log_ + ".json";
