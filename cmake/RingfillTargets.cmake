@@ -22,17 +22,21 @@ function(ringfill_precompile target)
   target_precompile_headers(${target} REUSE_FROM ringfill_precompiled)
 endfunction()
 
-# ringfill_library(NAME SRCS a.cc ... DEPS lib ... [ALONE b.cc ...]): one library of the tree. A
+# ringfill_library(NAME SRCS a.cc ... DEPS lib ... [ALONE b.cc ...] [HOT]): one library of the tree. A
 # library without sources is header-only. Sanitized builds compile the sources of a target as one
-# file; ALONE names those that cannot take part, having names or options of their own.
+# file; ALONE names those that cannot take part, having names or options of their own. HOT: tests
+# spend their time here, so sanitized builds optimise it as much as others.
 function(ringfill_library name)
-  cmake_parse_arguments(ARG "" "" "SRCS;DEPS;ALONE" ${ARGN})
+  cmake_parse_arguments(ARG "HOT" "" "SRCS;DEPS;ALONE" ${ARGN})
   set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   if(ARG_SRCS)
     add_library(${name} STATIC ${ARG_SRCS})
     target_link_libraries(${name} PRIVATE ringfill_compiler PUBLIC ${ARG_DEPS})
     target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
     ringfill_precompile(${name})
+    if(ARG_HOT AND RINGFILL_SANITIZE)
+      target_compile_options(${name} PRIVATE -O2)
+    endif()
   else()
     add_library(${name} INTERFACE)
     target_link_libraries(${name} INTERFACE ${ARG_DEPS})
