@@ -22,8 +22,8 @@ function(ringfill_precompile target)
   target_precompile_headers(${target} REUSE_FROM ringfill_precompiled)
 endfunction()
 
-# ringfill_library(NAME SRCS a.cc ... DEPS lib ... [ALONE b.cc ...] [HOT]): one library of the tree. A
-# library without sources is header-only. Sanitized builds compile the sources of a target as one
+# ringfill_library(NAME SRCS a.cc ... DEPS lib ... [ALONE b.cc ...] [HOT]): one library of the tree.
+# A library without sources is header-only. Sanitized builds compile the sources of a target as one
 # file; ALONE names those that cannot take part, having names or options of their own. HOT: tests
 # spend their time here, so sanitized builds optimise it as much as others.
 function(ringfill_library name)
@@ -45,10 +45,10 @@ function(ringfill_library name)
 endfunction()
 
 # ringfill_test(NAME SRCS a_test.cc ... DEPS lib ... [ALONE b_test.cc ...] [LABELS l ...]
-# [TIMEOUT seconds] [SANITIZED_FILTER filter] [THREADS_FILTER filter]): one GoogleTest program, known
-# to ctest as a single test. SANITIZED_FILTER says which of many alike cases run in sanitized builds,
-# which are ten times as slow. The label serial says that the thread sanitizer has
-# nothing to see there, since no case starts a thread of its own; its tree leaves the program out.
+# [TIMEOUT seconds] [SANITIZED_FILTER filter] [THREADS_FILTER filter]): one GoogleTest program,
+# known to ctest as a single test. SANITIZED_FILTER says which of many alike cases run in sanitized
+# builds, which are ten times as slow. The label serial says that the thread sanitizer has nothing
+# to see there, since no case starts a thread of its own; its tree leaves the program out.
 # THREADS_FILTER says which cases start threads, where few do.
 function(ringfill_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT;SANITIZED_FILTER;THREADS_FILTER" "SRCS;DEPS;ALONE;LABELS"

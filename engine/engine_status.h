@@ -28,7 +28,7 @@ struct EngineStatus {
   int64_t failed_steps = 0;
   int64_t recomputed_tokens = 0;  // because a rank was lost
   uint64_t epoch = 1;
-  bool ring_formed = true;  // false when one takes longer than a moment to form
+  bool ring_formed = true;  // false while none is, but for the moment that one mostly takes to form
   int slots = 0;
   double imbalance = 1;       // work of the busiest rank over the mean, all steps
   int64_t trace_dropped = 0;  // spans of traces that nobody took in time, since start

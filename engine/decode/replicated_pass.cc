@@ -138,13 +138,14 @@ absl::Status ReplicatedPass::RunBatch(size_t first, size_t last) {
   return absl::OkStatus();
 }
 
-RoundHeader ReplicatedPass::Header(int layer, int source) const {
+RoundHeader ReplicatedPass::Header(int layer, int source, size_t bytes) const {
   RoundHeader header;
   header.epoch = plan_.epoch;
   header.step = plan_.step;
   header.layer = static_cast<uint32_t>(layer);
   header.source = static_cast<uint32_t>(source);
   header.kind = static_cast<uint32_t>(RoundKind::kTokens);
+  header.bytes = bytes - sizeof(RoundHeader);
   return header;
 }
 
@@ -152,15 +153,15 @@ const std::byte* ReplicatedPass::GatherQkv(int layer, int64_t tokens, std::byte*
   Device& device = rank_.device();
   device.TokenQkv(layer, send);
   const std::shared_ptr<LayerFlags>& flags = flags_.back();
-  RoundHeader mine = Header(layer, rank_.index());
+  const size_t bytes = device.TokenBytes(Stage::kQkv, tokens, rank_.ranks());
+  RoundHeader mine = Header(layer, rank_.index(), bytes);
   mine.stop_mask = AskWhatToStop();
   flags->stop_mask.fetch_or(mine.stop_mask, std::memory_order_relaxed);
   device.WriteHeader(mine, send);
   const std::byte* gathered = Gather(Stage::kQkv, layer, tokens, send);
-  const size_t bytes = device.TokenBytes(Stage::kQkv, tokens, rank_.ranks());
   for (int r = 0; r < rank_.ranks(); ++r) {
     if (r == rank_.index()) continue;
-    device.CheckHeader(Header(layer, r), gathered + Index(r) * bytes, flags);
+    device.CheckHeader(Header(layer, r, bytes), gathered + Index(r) * bytes, flags);
   }
   return gathered;
 }

@@ -54,7 +54,8 @@ class ReplicatedPass {
   void ListTokens();
   std::shared_ptr<const Device::TokenBatch> MakeBatch(size_t first, size_t last) const;
   absl::Status RunBatch(size_t first, size_t last);
-  RoundHeader Header(int layer, int source) const;
+  // Of a part of `bytes`, itself included.
+  RoundHeader Header(int layer, int source, size_t bytes) const;
   // Q, K and V of layer, gathered, with headers that are checked.
   const std::byte* GatherQkv(int layer, int64_t tokens, std::byte* send);
   // What all ranks agreed on in `layer`; true when that stops more than was stopped before.

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstring>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "base/output_file.h"
@@ -135,17 +136,16 @@ absl::Status PlanLogWriter::Write(std::string_view record) {
 }
 
 void PlanLogWriter::WriteFailedEnd() {
-  const auto cut_at = [this](int64_t size) {
-    const auto offset = static_cast<off_t>(size);
-    return ftruncate(fd_, offset) == 0 && lseek(fd_, offset, SEEK_SET) >= 0;
-  };
-  // Where nothing can be cut off, readers take what stays for a torn record.
+  const std::string end = Framed(EncodeLogRecord(EndRecord{PlanLogEnd::kFailed}));
+  // In place of the last record it needs no room. Where nothing can be cut off, readers take what
+  // stays for a torn record.
   for (const int64_t at : {size_, last_}) {
-    if (cut_at(at) && WriteAll(fd_, Framed(EncodeLogRecord(EndRecord{PlanLogEnd::kFailed})))) {
-      return;
-    }
+    const bool whole = ftruncate(fd_, static_cast<off_t>(size_)) == 0;
+    if (!whole || lseek(fd_, static_cast<off_t>(at), SEEK_SET) < 0 || !WriteAll(fd_, end)) continue;
+    size_ = at + static_cast<int64_t>(end.size());
+    break;
   }
-  cut_at(last_);
+  std::ignore = ftruncate(fd_, static_cast<off_t>(size_));
 }
 
 absl::Status PlanLogWriter::Append(std::string_view record) {

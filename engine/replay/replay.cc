@@ -67,8 +67,8 @@ class Replayer {
   Replayer(PlanLogReader& log, std::shared_ptr<const Model> model, const ReplayOptions& options)
       : log_(log),
         options_(options),
-        ring_(std::move(model), log.header(),
-              options.threads > 0 ? options.threads : UsableCores()) {
+        ring_(std::move(model), log.header(), options.threads > 0 ? options.threads : UsableCores(),
+              options.min_round_timeout) {
     const DType type = log.header().dtype;
     report_.tolerance = options.tolerance.value_or(
         type == DType::kF32 && log.header().kv_dtype == DType::kF32 ? kReplayToleranceF32

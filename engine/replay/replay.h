@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/model/model.h"
 #include "engine/replay/outcome.h"
@@ -24,6 +25,8 @@ struct ReplayOptions {
   int threads = 0;                  // over all ranks; 0: one a core
   std::optional<double> tolerance;  // unset: that of the log's type
   bool keep_going = false;          // past the first difference
+  // How long ranks wait for each other at least: raise it to stand at a breakpoint.
+  Duration min_round_timeout = std::chrono::minutes(10);
   // After each step, with how many there were.
   std::function<void(int64_t steps)> on_step;
 };

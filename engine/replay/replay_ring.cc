@@ -11,9 +11,6 @@
 namespace ringfill {
 namespace {
 
-// A rank may stand at a breakpoint; one that fails ends the waits of the others.
-constexpr Duration kPatience = std::chrono::hours(24);
-
 CpuModelOptions ModelOptions(const PlanLogHeader& header) {
   CpuModelOptions options;
   options.dtype = header.dtype;
@@ -27,9 +24,11 @@ CpuModelOptions ModelOptions(const PlanLogHeader& header) {
 
 }  // namespace
 
-ReplayRing::ReplayRing(std::shared_ptr<const Model> model, const PlanLogHeader& header, int threads)
+ReplayRing::ReplayRing(std::shared_ptr<const Model> model, const PlanLogHeader& header, int threads,
+                       Duration min_round_timeout)
     : header_(header),
       threads_per_rank_(std::max(1, threads / header.ranks)),
+      min_round_timeout_(min_round_timeout),
       model_(std::move(model), ModelOptions(header), Clock::Real()) {
   const std::vector<int32_t> all_new(static_cast<size_t>(header.ranks), -1);
   Form(all_new);
@@ -43,7 +42,7 @@ ReplayRing::Seat ReplayRing::NewSeat() {
   options.model = model_.config();
   options.geometry = model_.geometry();
   options.gather_bytes = static_cast<size_t>(header_.gather_bytes);
-  options.min_round_timeout = kPatience;
+  options.min_round_timeout = min_round_timeout_;
   seat.rank = std::make_unique<Rank>(options, *seat.device, nullptr);
   return seat;
 }

@@ -8,6 +8,7 @@
 #include <span>
 #include <vector>
 
+#include "base/clock.h"
 #include "engine/comm/communicator.h"
 #include "engine/compute/cpu/cpu_device.h"
 #include "engine/compute/cpu/cpu_model.h"
@@ -22,7 +23,8 @@ namespace ringfill {
 class ReplayRing {
  public:
   // The ring of epoch 1. `threads`: over all ranks. REQUIRES: the header fits the model.
-  ReplayRing(std::shared_ptr<const Model> model, const PlanLogHeader& header, int threads);
+  ReplayRing(std::shared_ptr<const Model> model, const PlanLogHeader& header, int threads,
+             Duration min_round_timeout);
 
   int ranks() const { return static_cast<int>(seats_.size()); }
   // Forms the ring anew: from[r] as in Workers::Reform. REQUIRES: it names no rank twice,
@@ -41,6 +43,7 @@ class ReplayRing {
 
   const PlanLogHeader header_;
   const int threads_per_rank_;
+  const Duration min_round_timeout_;
   CpuModel model_;
   std::vector<Seat> seats_;  // of this epoch
 };

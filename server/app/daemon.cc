@@ -221,7 +221,10 @@ void Daemon::Impl::StartWatcher() {
       std::max(kMinStalledSeconds,
                kStalledRounds * static_cast<double>(config_.ring_min_round_timeout_ms) / 1e3);
   readiness_ = std::make_unique<Readiness>(limit_s, [this](bool ready) {
-    Log(LogLevel::kWarning, ready ? "engine moves again" : "engine has stalled, not ready");
+    const bool formed = engine_->Status().ring_formed;
+    Log(LogLevel::kWarning, ready    ? "ready again"
+                            : formed ? "not ready: the engine has stalled"
+                                     : "not ready: the ranks form no ring");
     SetServing(ready);
   });
   watcher_ = std::make_unique<Watcher>(kWatchPeriod, [this] {

@@ -43,7 +43,8 @@ With compute.numerics strict the results must be equal in every bit; otherwise l
 log-probabilities may differ by --tolerance (of magnitudes above 1: in proportion). The first step
 that differs is printed, and the replay ends there unless --keep-going is given. A log that ends
 without an end record, because its daemon died, is replayed to its last whole step, and a last step
-that has no results is run without comparison.
+that has no results is run without comparison. Ranks wait ten minutes for each other, or for
+ring.min_round_timeout_ms where that is longer: set it to stand at a breakpoint.
 
 The log holds the tokens of all prompts: treat it as you treat them.
 
@@ -178,6 +179,8 @@ int ReplayFile(const RawOptions& raw, const Config& config) {
   options.threads = static_cast<int>(config.compute_threads);
   options.tolerance = raw.tolerance;
   options.keep_going = raw.keep_going;
+  options.min_round_timeout = std::max<Duration>(
+      options.min_round_timeout, std::chrono::milliseconds(config.ring_min_round_timeout_ms));
   const ReplayReport report = Replay(**log, model, options);
   if (raw.json) {
     std::cout << ReportJson(header, report)

@@ -170,7 +170,7 @@ TEST_F(SchedulerTest, PagesThatComeFreeGoToStarvedSequencesBeforeTheQueue) {
   EXPECT_THAT(scheduler.Admit(), ElementsAre(3));
 }
 
-// A client may go while its step runs.
+// Whoever runs a plan may end sequences before it says what came of it.
 TEST_F(SchedulerTest, SequencesThatAreGoneArePassedOverWhenTheirStepEnds) {
   Scheduler& scheduler = Make(1, Options(10));
   for (const SequenceId id : {1, 2}) scheduler.Enqueue(Spec(id, 5, 9));
