@@ -96,7 +96,7 @@ struct FormMessage {
 struct FormedMessage {
   uint64_t attempt = 0;
   absl::Status status;
-  std::vector<int32_t> missing;  // ranks that it has no connection with
+  std::vector<int32_t> missing;  // ranks it has no connection with, or failed at for good
 };
 
 struct StepMessage {

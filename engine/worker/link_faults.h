@@ -12,7 +12,8 @@ namespace ringfill {
 
 class LinkFaults {
  public:
-  using Link = std::pair<int, int>;  // seats, the lower one first
+  // Seats, the lower one first; a seat twice: it fails by itself.
+  using Link = std::pair<int, int>;
 
   struct Options {
     // A worker is left out for so long, doubling each time up to the most; and from the start again

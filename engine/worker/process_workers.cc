@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
+#include "engine/comm/tcp/tcp.h"
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/model/digest.h"
 #include "engine/schedule/plan_codec.h"
@@ -17,22 +18,22 @@ namespace {
 
 // How soon a client that went away is noticed while a step runs.
 constexpr Duration kStopPoll = std::chrono::milliseconds(20);
-// How soon the caller of Reform is heard while it waits.
+// How soon the caller of Reform is heard meanwhile.
 constexpr Duration kWaitTurn = std::chrono::milliseconds(100);
 // Beyond what ranks wait for each other, so that theirs is the error that is seen.
 constexpr Duration kStepMargin = std::chrono::seconds(5);
 // To see whether a link that was found dead is dead.
 constexpr Duration kProbeTimeout = std::chrono::seconds(1);
-constexpr Duration kMostTimeout = std::chrono::seconds(6);
 constexpr Duration kFormMargin = std::chrono::seconds(1);
-// From one attempt to the next with the same workers, however soon it fails.
-constexpr Duration kLeastAttempt = std::chrono::milliseconds(250);
-// Until ranks that could not form a ring are tried again, while nothing else asks for one.
-constexpr Duration kFirstRetry = std::chrono::seconds(1);
 constexpr Duration kMostRetry = std::chrono::seconds(30);
 // For a worker to come when none is left.
 constexpr Duration kLastHope = std::chrono::seconds(4);
 constexpr std::chrono::minutes kMeasureLimit(1);
+
+// For another reason than that somebody is missing, which may pass.
+bool FailedForGood(const FormedMessage& formed) {
+  return !formed.status.ok() && !SomebodyIsMissing(formed.status);
+}
 
 class ProcessWorkers final : public Workers {
  public:
@@ -49,7 +50,10 @@ class ProcessWorkers final : public Workers {
         metrics_(metrics),
         route_(options.route),
         form_timeout_(options.form_timeout),
+        most_form_timeout_(std::max(options.form_timeout, options.most_form_timeout)),
+        least_attempt_(options.least_attempt),
         reform_limit_(options.reform_limit),
+        first_retry_(options.first_retry),
         roster_(std::move(roster)),
         link_faults_(options.link_faults) {}
 
@@ -84,20 +88,30 @@ class ProcessWorkers final : public Workers {
   void GiveUp(Step& step);
   Duration SilentLimit(const StepPlan& plan) const;
   int RankOf(const WorkerPeer& peer) const;
-  // The next event; asks while_waiting_ meanwhile, and returns nothing when it is to give up.
+  // The next event, asking while_waiting_ meanwhile; nothing past the deadline, whatever has come,
+  // or when it is to give up.
   std::optional<WorkerEvent> Await(Instant deadline);
+  // At most every kWaitTurn.
   void AskWhetherToGoOn();
   // REQUIRES: the event is a message.
   void NoteDeadLink(const WorkerEvent& event);
-  void SendForm(const FormMessage& form, const std::vector<WorkerPeerPtr>& peers);
-  // What each of `peers` says of the attempt. An error ends it early: it cannot succeed any more,
+  // To tried_.
+  void SendForm(const FormMessage& form);
+  // What each of tried_ says of the attempt. An error ends it early: it cannot succeed any more,
   // and workers leave it as soon as the next one comes.
-  absl::Status AwaitAnswers(uint64_t attempt, const std::vector<WorkerPeerPtr>& peers,
-                            Instant deadline, std::vector<std::optional<FormedMessage>>& answers);
-  // Forms a ring of `peers`. Those that do not answer are dropped; `unmade`: links that were not
-  // made between those that do.
-  absl::Status Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers, Duration timeout,
-                    std::vector<LinkFaults::Link>& unmade);
+  absl::Status AwaitAnswers(uint64_t attempt, Instant deadline,
+                            std::vector<std::optional<FormedMessage>>& answers);
+  // An attempt to form a ring.
+  struct Attempt {
+    absl::Status status;
+    bool timed_out = false;                // somebody was waited for in vain
+    std::vector<LinkFaults::Link> unmade;  // links to blame
+  };
+  // Of tried_. Those that do not answer are dropped.
+  Attempt Form(uint64_t epoch, Duration timeout);
+  // Adds what the answer of rank r says of links of tried_.
+  void AddUnmade(size_t r, const std::vector<std::optional<FormedMessage>>& answers,
+                 std::vector<LinkFaults::Link>& unmade) const;
   // Who would be in a ring now.
   std::vector<WorkerPeerPtr> Candidates() const;
   // The same, waiting for the first one.
@@ -105,13 +119,15 @@ class ProcessWorkers final : public Workers {
   // Until then, or somebody goes.
   void PauseUntil(Instant end);
   absl::StatusOr<std::vector<int>> FormAnyRing(uint64_t epoch);
+  // The ring of tried_ is the one now. Where its ranks come from, see Reform.
+  std::vector<int> Join();
 
   const ModelConfig model_;
   const RankOptions rank_options_;
   const Clock& clock_;
   WorkerMetrics& metrics_;
   const std::function<std::string(int, int, const std::string&)> route_;
-  const Duration form_timeout_, reform_limit_;
+  const Duration form_timeout_, most_form_timeout_, least_attempt_, reform_limit_, first_retry_;
   const std::unique_ptr<WorkerRoster> roster_;
 
   // The leader's thread's.
@@ -120,12 +136,13 @@ class ProcessWorkers final : public Workers {
   std::set<LinkFaults::Link> dead_links_;  // of the ring, by rank
   uint64_t attempts_ = 0;
   uint64_t ring_attempt_ = 0;  // that formed the ring
-  // After a Reform that failed: with whom, and when to try them again.
+  // By rank: of the last attempt. After a Reform that failed: when to try them again.
   std::vector<WorkerPeerPtr> tried_;
   Instant retry_at_;
-  Duration retry_backoff_ = kFirstRetry;
+  Duration retry_backoff_ = first_retry_;
   LinkFaults link_faults_;
   std::function<bool()> while_waiting_;
+  Instant ask_at_;
   bool given_up_ = false;  // while_waiting_ said so
   uint64_t questions_ = 0;
   bool tracing_ = false;
@@ -280,16 +297,19 @@ void ProcessWorkers::GiveUp(Step& step) {
 
 std::optional<WorkerEvent> ProcessWorkers::Await(Instant deadline) {
   while (true) {
+    AskWhetherToGoOn();
     const Instant now = clock_.Now();
+    if (given_up_ || now >= deadline) return std::nullopt;
     std::optional<WorkerEvent> event =
         roster_->NextEvent(std::min<Instant>(deadline, now + kWaitTurn));
-    if (event.has_value() || now >= deadline || given_up_) return event;
-    AskWhetherToGoOn();
+    if (event.has_value()) return event;
   }
 }
 
 void ProcessWorkers::AskWhetherToGoOn() {
-  if (while_waiting_ && !while_waiting_()) given_up_ = true;
+  if (!while_waiting_ || clock_.Now() < ask_at_) return;
+  if (!while_waiting_()) given_up_ = true;
+  ask_at_ = clock_.Now() + kWaitTurn;
 }
 
 void ProcessWorkers::NoteDeadLink(const WorkerEvent& event) {
@@ -308,71 +328,79 @@ void ProcessWorkers::NoteDeadLink(const WorkerEvent& event) {
       {{"from", event.peer->Name()}, {"to", peer.Name()}});
 }
 
-void ProcessWorkers::SendForm(const FormMessage& form, const std::vector<WorkerPeerPtr>& peers) {
-  for (size_t r = 0; r < peers.size(); ++r) {
+void ProcessWorkers::SendForm(const FormMessage& form) {
+  for (size_t r = 0; r < tried_.size(); ++r) {
     FormMessage own = form;
     own.rank = static_cast<int32_t>(r);
-    for (const WorkerPeerPtr& peer : peers) {
-      own.members.push_back(route_ ? route_(peers[r]->seat(), peer->seat(), peer->data_address())
+    for (const WorkerPeerPtr& peer : tried_) {
+      own.members.push_back(route_ ? route_(tried_[r]->seat(), peer->seat(), peer->data_address())
                                    : peer->data_address());
     }
-    peers[r]->link().Send(own);
+    tried_[r]->link().Send(own);
   }
 }
 
-absl::Status ProcessWorkers::AwaitAnswers(uint64_t attempt, const std::vector<WorkerPeerPtr>& peers,
-                                          Instant deadline,
+absl::Status ProcessWorkers::AwaitAnswers(uint64_t attempt, Instant deadline,
                                           std::vector<std::optional<FormedMessage>>& answers) {
-  for (size_t missing = peers.size(); missing > 0;) {
+  for (size_t missing = tried_.size(); missing > 0;) {
     const std::optional<WorkerEvent> event = Await(deadline);
     if (given_up_) return absl::CancelledError("the ring is not wanted any more");
     if (!event.has_value()) break;
-    const auto at = std::find(peers.begin(), peers.end(), event->peer);
-    if (at == peers.end()) continue;
+    const auto at = std::find(tried_.begin(), tried_.end(), event->peer);
+    if (at == tried_.end()) continue;
     if (!event->message.has_value()) {
       return absl::UnavailableError(absl::StrCat(event->peer->Name(), " is gone"));
     }
     NoteDeadLink(*event);
     const auto* formed = std::get_if<FormedMessage>(&*event->message);
-    std::optional<FormedMessage>& answer = answers[static_cast<size_t>(at - peers.begin())];
+    std::optional<FormedMessage>& answer = answers[static_cast<size_t>(at - tried_.begin())];
     if (formed == nullptr || formed->attempt != attempt || answer.has_value()) continue;
     answer = *formed;
     --missing;
-    // A worker that failed for another reason than that somebody is missing.
-    if (!formed->status.ok() && formed->missing.empty()) return formed->status;
+    if (FailedForGood(*formed)) return formed->status;
   }
   return absl::OkStatus();
 }
 
-absl::Status ProcessWorkers::Form(uint64_t epoch, const std::vector<WorkerPeerPtr>& peers,
-                                  Duration timeout, std::vector<LinkFaults::Link>& unmade) {
+void ProcessWorkers::AddUnmade(size_t r, const std::vector<std::optional<FormedMessage>>& answers,
+                               std::vector<LinkFaults::Link>& unmade) const {
+  const FormedMessage& answer = *answers[r];
+  // What is wrong at the other end's address does not depend on whether it answers us.
+  const bool for_good = FailedForGood(answer);
+  if (for_good && answer.missing.empty()) unmade.emplace_back(tried_[r]->seat(), tried_[r]->seat());
+  for (const int32_t other : answer.missing) {
+    const auto o = static_cast<size_t>(other);
+    if (o == r || o >= tried_.size() || !(for_good || answers[o].has_value())) continue;
+    unmade.emplace_back(tried_[r]->seat(), tried_[o]->seat());
+  }
+}
+
+ProcessWorkers::Attempt ProcessWorkers::Form(uint64_t epoch, Duration timeout) {
   FormMessage form;
   form.epoch = epoch;
   form.attempt = ++attempts_;
   form.timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   form.trace = tracing_;
-  SendForm(form, peers);
-  std::vector<std::optional<FormedMessage>> answers(peers.size());
+  SendForm(form);
+  std::vector<std::optional<FormedMessage>> answers(tried_.size());
   const Instant deadline = clock_.Now() + timeout + kFormMargin;
-  RF_RETURN_IF_ERROR(AwaitAnswers(form.attempt, peers, deadline, answers));
-  absl::Status first;
-  for (size_t r = 0; r < peers.size(); ++r) {
-    if (!answers[r].has_value()) {
+  Attempt attempt;
+  attempt.status = AwaitAnswers(form.attempt, deadline, answers);
+  const bool left_early = !attempt.status.ok();
+  for (size_t r = 0; r < tried_.size(); ++r) {
+    if (answers[r].has_value()) {
+      attempt.status.Update(answers[r]->status);
+      AddUnmade(r, answers, attempt.unmade);
+    } else if (!left_early) {
       const absl::Status late =
           absl::DeadlineExceededError("it did not answer while the ring was formed");
-      first.Update(
-          absl::DeadlineExceededError(absl::StrCat(peers[r]->Name(), ": ", late.message())));
-      roster_->Drop(peers[r], LossReason::kHung, late);
-      continue;
-    }
-    first.Update(answers[r]->status);
-    for (const int32_t other : answers[r]->missing) {
-      const auto o = static_cast<size_t>(other);
-      if (o == r || o >= peers.size() || !answers[o].has_value()) continue;
-      unmade.emplace_back(peers[r]->seat(), peers[o]->seat());
+      attempt.status.Update(
+          absl::DeadlineExceededError(absl::StrCat(tried_[r]->Name(), ": ", late.message())));
+      roster_->Drop(tried_[r], LossReason::kHung, late);
     }
   }
-  return first;
+  attempt.timed_out = !left_early && !attempt.status.ok();
+  return attempt;
 }
 
 std::vector<WorkerPeerPtr> ProcessWorkers::Candidates() const {
@@ -386,8 +414,8 @@ std::vector<WorkerPeerPtr> ProcessWorkers::Candidates() const {
 
 std::vector<WorkerPeerPtr> ProcessWorkers::AwaitPeers(Instant deadline) {
   while (!roster_->AwaitAny(std::min<Instant>(deadline, clock_.Now() + kWaitTurn))) {
-    if (clock_.Now() >= deadline || given_up_) return {};
     AskWhetherToGoOn();
+    if (clock_.Now() >= deadline || given_up_) return {};
   }
   return Candidates();
 }
@@ -402,14 +430,14 @@ void ProcessWorkers::PauseUntil(Instant end) {
 absl::StatusOr<std::vector<int>> ProcessWorkers::Reform(
     uint64_t epoch, const std::function<bool()>& while_waiting) {
   while_waiting_ = while_waiting;
+  ask_at_ = clock_.Now() + kWaitTurn;
   given_up_ = false;
+  tried_.clear();
   absl::StatusOr<std::vector<int>> from = FormAnyRing(epoch);
   while_waiting_ = nullptr;
   if (from.ok()) {
-    tried_.clear();
-    retry_backoff_ = kFirstRetry;
+    retry_backoff_ = first_retry_;
   } else {
-    tried_ = Candidates();
     retry_at_ = clock_.Now() + retry_backoff_;
     retry_backoff_ = std::min<Duration>(2 * retry_backoff_, kMostRetry);
   }
@@ -420,36 +448,38 @@ absl::StatusOr<std::vector<int>> ProcessWorkers::FormAnyRing(uint64_t epoch) {
   absl::Status status = absl::UnavailableError("no worker is left");
   formed_ = false;
   const Instant limit = clock_.Now() + reform_limit_;
-  for (Duration timeout = dead_links_.empty() ? form_timeout_ : kProbeTimeout;
-       clock_.Now() < limit;) {
-    const std::vector<WorkerPeerPtr> peers =
+  Duration timeout = dead_links_.empty() ? form_timeout_ : kProbeTimeout;
+  do {
+    std::vector<WorkerPeerPtr> peers =
         AwaitPeers(std::min<Instant>(limit, clock_.Now() + kLastHope));
     if (peers.empty()) break;
-    std::vector<LinkFaults::Link> unmade;
+    tried_ = std::move(peers);
     const Instant began = clock_.Now();
-    status = Form(epoch, peers, timeout, unmade);
-    if (status.ok()) {
-      std::vector<int> from;
-      for (const WorkerPeerPtr& peer : peers) from.push_back(RankOf(*peer));
-      members_ = peers;
-      ring_attempt_ = attempts_;
-      formed_ = true;
-      dead_links_.clear();
-      return from;
-    }
+    const Attempt attempt = Form(epoch, timeout);
+    status = attempt.status;
+    if (status.ok()) return Join();
     if (given_up_) break;
     Log(LogLevel::kWarning, "the ring did not form",
         {{"epoch", epoch}, {"attempt", attempts_}, {"status", status.ToString()}});
-    for (const int seat : link_faults_.LeaveOut(unmade, clock_.Now())) {
+    for (const int seat : link_faults_.LeaveOut(attempt.unmade, clock_.Now())) {
       Log(LogLevel::kError, "a rank is left out: others cannot reach it", {{"rank", seat}});
     }
-    if (Candidates() != peers) continue;
-    // With the same workers as before: it may have been too short.
-    PauseUntil(std::min<Instant>(limit, began + kLeastAttempt));
-    timeout = std::min<Duration>(2 * timeout, std::max<Duration>(kMostTimeout, form_timeout_));
-  }
+    if (Candidates() != tried_) continue;
+    PauseUntil(std::min<Instant>(limit, began + least_attempt_));
+    if (attempt.timed_out) timeout = std::min(2 * timeout, most_form_timeout_);
+  } while (!given_up_ && clock_.Now() < limit);
   if (given_up_) return absl::CancelledError("the ring is not wanted any more");
   return absl::UnavailableError(status.message());
+}
+
+std::vector<int> ProcessWorkers::Join() {
+  std::vector<int> from;
+  for (const WorkerPeerPtr& peer : tried_) from.push_back(RankOf(*peer));
+  members_ = tried_;
+  ring_attempt_ = attempts_;
+  formed_ = true;
+  dead_links_.clear();
+  return from;
 }
 
 bool ProcessWorkers::WantsReform() {

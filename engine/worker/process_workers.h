@@ -30,10 +30,16 @@ struct ProcessWorkersOptions {
   int64_t expanded_weight_bytes = 0;
   LinkFaults::Options link_faults = {};
   // The first attempt to form a ring, connections between each two of its ranks. Somebody who does
-  // not answer costs this once.
+  // not answer costs this once. Doubles up to the most each time that it was too short.
   Duration form_timeout = std::chrono::seconds(2);
-  // All attempts of one Reform, but for what the last one takes beyond it.
+  Duration most_form_timeout = std::chrono::seconds(6);
+  // From one attempt to the next with the same workers, however soon it fails.
+  Duration least_attempt = std::chrono::milliseconds(250);
+  // No attempt of a Reform, but for the first, begins later.
   Duration reform_limit = std::chrono::seconds(12);
+  // Until ranks that could not form a ring are tried again, while nothing else asks for one;
+  // doubles each time, up to half a minute.
+  Duration first_retry = std::chrono::seconds(1);
   // For tests of the links between ranks: where the worker of seat `from` finds the listener of
   // seat `to`, which is at `address`. Empty: there.
   std::function<std::string(int from, int to, const std::string& address)> route = {};

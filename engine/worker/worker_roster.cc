@@ -134,7 +134,8 @@ std::vector<WorkerPeerPtr> WorkerRoster::Ready() const {
 std::vector<WorkerPeerPtr> WorkerRoster::ReadyPeers() const {
   std::vector<WorkerPeerPtr> ready;
   for (const Seat& seat : seats_) {
-    if (seat.peer != nullptr && seat.peer->state_ == WorkerPeer::State::kReady) {
+    if (seat.peer != nullptr && seat.peer->state_ == WorkerPeer::State::kReady &&
+        !seat.peer->dropped_.has_value()) {
       ready.push_back(seat.peer);
     }
   }

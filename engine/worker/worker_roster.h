@@ -113,7 +113,7 @@ class WorkerRoster {
   absl::Status AwaitAll(Instant deadline);
   // Waits until one is ready.
   bool AwaitAny(Instant deadline) const;
-  // Those that are ready, by seat.
+  // Those that are ready, by seat; not those that were dropped and are about to go.
   std::vector<WorkerPeerPtr> Ready() const;
 
   // What members say comes in order; nothing when nothing came in time.

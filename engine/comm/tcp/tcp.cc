@@ -198,15 +198,12 @@ absl::Status StaleEpoch(const PeerClaims& peer, uint64_t epoch) {
                                                     ", this group is of epoch ", epoch));
 }
 
-bool SomebodyIsMissing(const absl::Status& status) {
-  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
-}
-
 // How much an error tells: that somebody is missing, that the call was given up, or more.
+constexpr int kForGood = 3;
 int Weight(const absl::Status& status) {
   if (status.ok()) return 0;
   if (SomebodyIsMissing(status)) return 1;
-  return absl::IsCancelled(status) ? 2 : 3;
+  return absl::IsCancelled(status) ? 2 : kForGood;
 }
 
 absl::StatusOr<ProvenSocket> CallPeer(int rank, const TcpGroupOptions& options,
@@ -246,9 +243,8 @@ absl::Status AcceptPeers(Listener& listener, const TcpGroupOptions& options,
     const PeerClaims& claims = peer->peer;
     if (claims.epoch < options.epoch) continue;  // closes it
     if (claims.epoch > options.epoch) return StaleEpoch(claims, options.epoch);
-    if (claims.rank >= static_cast<uint32_t>(options.rank)) {
-      return CheckPeer(claims, options.rank - 1, options.members.size(), peer->address);
-    }
+    // Not for us: the caller sees that too, and knows whose address led it here.
+    if (claims.rank >= static_cast<uint32_t>(options.rank)) continue;
     RF_RETURN_IF_ERROR(CheckPeer(claims, claims.rank, options.members.size(), peer->address));
     // Who calls again has given up the call before.
     if (!peers[claims.rank].has_value()) --missing;
@@ -259,13 +255,14 @@ absl::Status AcceptPeers(Listener& listener, const TcpGroupOptions& options,
 
 // The higher ranks are called all at once, so that one that does not answer leaves time for the
 // others. An error that says more than that somebody is missing ends all calls, and is the answer.
+// `statuses`: [ranks] what came of each call, of accepting at the own rank.
 absl::Status ConnectAll(Listener& listener, const TcpGroupOptions& options,
                         const Credentials& credentials,
-                        std::vector<std::optional<ProvenSocket>>& peers) {
+                        std::vector<std::optional<ProvenSocket>>& peers,
+                        std::vector<absl::Status>& statuses) {
   const size_t ranks = options.members.size();
   Waker own_stop;
   Waker& stop = options.stop != nullptr ? *options.stop : own_stop;
-  std::vector<absl::Status> statuses(ranks);
   const auto note = [&](size_t rank, const absl::Status& status) {
     statuses[rank] = status;
     if (!status.ok() && !SomebodyIsMissing(status)) stop.Wake();
@@ -290,6 +287,10 @@ absl::Status ConnectAll(Listener& listener, const TcpGroupOptions& options,
 
 }  // namespace
 
+bool SomebodyIsMissing(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
                                                            const TcpGroupOptions& options,
                                                            std::vector<int>* missing) {
@@ -301,11 +302,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
                      static_cast<uint32_t>(options.rank), static_cast<uint32_t>(ranks)};
   credentials.peer_role = PeerRole::kRank;
   std::vector<std::optional<ProvenSocket>> peers(ranks);
-  const absl::Status connected = ConnectAll(listener, options, credentials, peers);
-  if (missing != nullptr && SomebodyIsMissing(connected)) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      if (rank != options.rank && !peers[rank].has_value()) missing->push_back(rank);
-    }
+  std::vector<absl::Status> statuses(ranks);
+  const absl::Status connected = ConnectAll(listener, options, credentials, peers, statuses);
+  for (int rank = 0; missing != nullptr && rank < ranks; ++rank) {
+    if (rank == options.rank) continue;
+    const bool named = SomebodyIsMissing(connected) ? !peers[rank].has_value()
+                                                    : Weight(statuses[rank]) == kForGood;
+    if (named) missing->push_back(rank);
   }
   RF_RETURN_IF_ERROR(connected);
   std::vector<std::unique_ptr<Link>> links(ranks);

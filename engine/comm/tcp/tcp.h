@@ -33,11 +33,13 @@ struct TcpGroupOptions {
 };
 
 // Every rank of the epoch calls it at about the same time, with the listener that its address in
-// `members` leads to; lower ranks call higher ones. Peers of older epochs are turned away, those
-// that are late are waited for. FAILED_PRECONDITION when a peer is at a newer epoch or takes itself
-// for another rank, UNAUTHENTICATED when what answers there does not know the secret, UNAVAILABLE
-// or DEADLINE_EXCEEDED when somebody is missing; `missing` then gets the ranks with which no
-// connection was made, ascending. One that is missing does not keep the others from connecting.
+// `members` leads to; lower ranks call higher ones. Peers of older epochs and those that take us
+// for another rank are turned away, those that are late are waited for. Fails for good with
+// INVALID_ARGUMENT when an address is none, FAILED_PRECONDITION when a peer is at a newer epoch or
+// another rank than its address says, UNAUTHENTICATED when what answers there does not know the
+// secret; `missing` then gets the ranks that were called there, ascending. UNAVAILABLE or
+// DEADLINE_EXCEEDED when somebody is missing (SomebodyIsMissing); `missing` then gets the ranks
+// with which no connection was made. One that is missing does not keep the others from connecting.
 //
 // The communicator has a thread of its own, its lane, which sleeps while no transfer is under way
 // but for a look at the links (mesh.h) every kBeatPeriod. An all-gather whose `after` is done
@@ -47,5 +49,7 @@ struct TcpGroupOptions {
 absl::StatusOr<std::unique_ptr<Communicator>> FormTcpGroup(Listener& listener,
                                                            const TcpGroupOptions& options,
                                                            std::vector<int>* missing = nullptr);
+// What it failed with may pass.
+bool SomebodyIsMissing(const absl::Status& status);
 
 }  // namespace ringfill

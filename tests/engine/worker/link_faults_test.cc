@@ -59,6 +59,12 @@ TEST(LinkFaultsTest, OfTwoAlikeTheOneWithMostLinksUnmadeGoes) {
   EXPECT_THAT(two.LeaveOut({{0, 1}, {0, 4}, {0, 2}, {2, 3}}, kStart), ElementsAre(0, 3));
 }
 
+TEST(LinkFaultsTest, WhoFailsByItselfGoesBeforeWhoCannotReachIt) {
+  LinkFaults faults({});
+  EXPECT_THAT(faults.LeaveOut({{0, 0}, {0, 1}}, kStart), IsEmpty());
+  EXPECT_THAT(faults.LeaveOut({{0, 0}, {0, 1}}, kStart), ElementsAre(0));
+}
+
 TEST(LinkFaultsTest, WhoIsLeftOutMayReturnEachTimeLater) {
   LinkFaults faults({.first_backoff = seconds(10), .most_backoff = seconds(30)});
   faults.Note(0, 1, kStart);

@@ -41,11 +41,12 @@ class ScriptedWorker {
     Send(ReadyMessage{});
   }
 
-  void Send(const ControlMessage& message) {
+  void Send(const ControlMessage& message) { EXPECT_TRUE(MaySend(message)); }
+  // False: the leader has closed the connection.
+  bool MaySend(const ControlMessage& message) {
     const EncodedControl encoded = EncodeControl(message);
-    EXPECT_TRUE(
-        connection_->Send(encoded.type, std::as_bytes(std::span(encoded.payload)), HangLimit())
-            .ok());
+    return connection_->Send(encoded.type, std::as_bytes(std::span(encoded.payload)), HangLimit())
+        .ok();
   }
   // The next message of a kind; those of others before it are dropped.
   template <typename M>
@@ -67,7 +68,27 @@ class ScriptedWorker {
   std::unique_ptr<Connection> connection_;
 };
 
+// Says what does not matter, again and again, as long as it lives.
+class Chatter {
+ public:
+  explicit Chatter(ScriptedWorker& worker)
+      : thread_([&worker, stop = stop_.get_future()] {
+          while (stop.wait_for(std::chrono::milliseconds(1)) == std::future_status::timeout) {
+            if (!worker.MaySend(ProgressMessage{})) return;
+          }
+        }) {}
+  ~Chatter() {
+    stop_.set_value();
+    thread_.join();
+  }
+
+ private:
+  std::promise<void> stop_;
+  std::thread thread_;
+};
+
 const absl::Status kMissing = absl::DeadlineExceededError("somebody is missing");
+const absl::Status kForGood = absl::UnauthenticatedError("somebody else answers there");
 
 class ReformTest : public testing::Test {
  protected:
@@ -81,7 +102,10 @@ class ReformTest : public testing::Test {
     options_.roster.start_workers = false;
     options_.roster.heartbeat_timeout = std::chrono::minutes(10);
     options_.form_timeout = std::chrono::minutes(10);
-    options_.reform_limit = std::chrono::minutes(20);
+    options_.most_form_timeout = std::chrono::minutes(40);
+    options_.least_attempt = Duration(0);
+    options_.reform_limit = std::chrono::hours(2);
+    options_.first_retry = std::chrono::minutes(10);
     change_(options_);
     WorkersSpec spec;
     spec.ranks = ranks;
@@ -90,13 +114,19 @@ class ReformTest : public testing::Test {
     spec.clock = &Clock::Real();
     auto leader = std::async(std::launch::async,
                              [&] { return MakeProcessWorkers(spec, *model_, options_, metrics_); });
-    const Sha256Digest digest = ModelDigest(model_->file());
-    for (int r = 0; r < ranks; ++r) {
-      ranks_.push_back(
-          std::make_unique<ScriptedWorker>(options_.roster.listen, secret_, digest, r));
-    }
+    for (int r = 0; r < ranks; ++r) ranks_.push_back(Join(r));
     for (const auto& rank : ranks_) rank->Answer(absl::OkStatus());
     workers_ = leader.get().value();
+  }
+  std::unique_ptr<ScriptedWorker> Join(int rank) const {
+    return std::make_unique<ScriptedWorker>(options_.roster.listen, secret_,
+                                            ModelDigest(model_->file()), rank);
+  }
+  static void OneAttempt(ProcessWorkersOptions& options) { options.reform_limit = Duration(0); }
+  int64_t Lost() const {
+    int64_t lost = 0;
+    for (const Counter* counter : metrics_.lost) lost += counter->Value();
+    return lost;
   }
   std::future<Formed> Reform(const std::function<bool()>& while_waiting = nullptr) {
     return std::async(std::launch::async,
@@ -143,10 +173,50 @@ TEST_F(ReformTest, AFailureThatNobodyElseKnowsOfEndsTheAttempt) {
   EXPECT_THAT(formed.get().value(), ElementsAre(0, 1));
 }
 
+// The address of rank 1 is none, say, or something else answers there: whoever finds that out
+// ends the attempt, and the others serve without it.
+TEST_F(ReformTest, ARankAtWhichOthersFailForGoodIsLeftOut) {
+  Start(3);
+  auto formed = Reform();
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(ranks_[0]->Answer(kForGood, {1}).members.size(), 3u);
+    EXPECT_EQ(ranks_[2]->Next<FormMessage>().members.size(), 3u);
+  }
+  for (const size_t rank : {0, 2}) {
+    EXPECT_EQ(ranks_[rank]->Answer(absl::OkStatus()).members.size(), 2u);
+  }
+  EXPECT_THAT(formed.get().value(), ElementsAre(0, 2));
+  EXPECT_EQ(Lost(), 0);
+}
+
+// It names nobody.
+TEST_F(ReformTest, ARankThatAloneFailsForGoodIsLeftOut) {
+  Start(2);
+  auto formed = Reform();
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_EQ(ranks_[1]->Answer(kForGood).members.size(), 2u);
+    EXPECT_EQ(ranks_[0]->Next<FormMessage>().members.size(), 2u);
+  }
+  EXPECT_EQ(ranks_[0]->Answer(absl::OkStatus()).members.size(), 1u);
+  EXPECT_THAT(formed.get().value(), ElementsAre(0));
+  EXPECT_EQ(Lost(), 0);
+}
+
+TEST_F(ReformTest, OnlyAnAttemptThatWasTooShortMakesTheNextOneLonger) {
+  Start(2);
+  auto formed = Reform();
+  const int64_t first = ranks_[0]->Answer(kForGood).timeout_ms;
+  ranks_[1]->Next<FormMessage>();
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->Answer(kMissing).timeout_ms, first);
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->Answer(absl::OkStatus()).timeout_ms, 2 * first);
+  EXPECT_TRUE(formed.get().ok());
+}
+
 // Nothing runs, nobody comes or goes: it is for the leader to try again.
 TEST_F(ReformTest, RanksThatCouldNotFormARingAreTriedAgain) {
   change_ = [](ProcessWorkersOptions& options) {
-    options.reform_limit = std::chrono::milliseconds(1);
+    OneAttempt(options);
+    options.first_retry = std::chrono::milliseconds(1);
   };
   Start(2);
   auto formed = Reform();
@@ -160,11 +230,69 @@ TEST_F(ReformTest, RanksThatCouldNotFormARingAreTriedAgain) {
   EXPECT_FALSE(workers_->WantsReform());
 }
 
+TEST_F(ReformTest, AWorkerThatCameInTheLastAttemptIsLetInAtOnce) {
+  change_ = OneAttempt;
+  Start(2);
+  ranks_[1]->Go();
+  ASSERT_TRUE(EventuallyWantsReform());
+  auto formed = Reform();
+  const FormMessage form = ranks_[0]->Next<FormMessage>();
+  EXPECT_EQ(form.members.size(), 1u);
+  ranks_[1] = Join(1);
+  ranks_[1]->Next<BeatMessage>();  // the leader has known it for a while
+  ranks_[0]->Send(FormedMessage{form.attempt, kMissing, {}});
+  EXPECT_TRUE(absl::IsUnavailable(formed.get().status()));
+  ASSERT_TRUE(EventuallyWantsReform());
+  formed = Reform();
+  for (const auto& rank : ranks_) EXPECT_EQ(rank->Answer(absl::OkStatus()).members.size(), 2u);
+  EXPECT_THAT(formed.get().value(), ElementsAre(0, -1));
+}
+
+// However much it says, and the others go on without it at once.
+TEST_F(ReformTest, AWorkerThatDoesNotAnswerIsDropped) {
+  change_ = [](ProcessWorkersOptions& options) {
+    OneAttempt(options);
+    options.form_timeout = std::chrono::seconds(3);
+  };
+  Start(2);
+  auto formed = Reform();
+  const Chatter chatter(*ranks_[1]);
+  ranks_[0]->Answer(kMissing, {1});
+  EXPECT_TRUE(absl::IsUnavailable(formed.get().status()));
+  EXPECT_TRUE(workers_->WantsReform());
+  formed = Reform();
+  EXPECT_EQ(ranks_[0]->Answer(absl::OkStatus()).members.size(), 1u);
+  EXPECT_THAT(formed.get().value(), ElementsAre(0));
+}
+
 TEST_F(ReformTest, EndsWhenItIsNotWantedAnyMore) {
   Start(2);
   const Formed formed = Reform([] { return false; }).get();
   EXPECT_TRUE(absl::IsCancelled(formed.status())) << formed.status();
-  for (const Counter* lost : metrics_.lost) EXPECT_EQ(lost->Value(), 0);
+  EXPECT_EQ(Lost(), 0);
+}
+
+TEST_F(ReformTest, EndsWhileAWorkerGoesOnTalking) {
+  Start(2);
+  auto formed = Reform([] { return false; });
+  const Chatter chatter(*ranks_[1]);
+  ASSERT_EQ(formed.wait_until(HangLimit()), std::future_status::ready);
+  EXPECT_TRUE(absl::IsCancelled(formed.get().status()));
+}
+
+TEST_F(ReformTest, EndsBetweenTwoAttempts) {
+  change_ = [](ProcessWorkersOptions& options) {
+    options.least_attempt = std::chrono::minutes(10);
+  };
+  Start(2);
+  ranks_[1]->Go();
+  ASSERT_TRUE(EventuallyWantsReform());
+  auto formed = Reform([this] { return metrics_.dead_links.Value() == 0; });
+  const uint64_t attempt = ranks_[0]->Answer(kMissing).attempt;
+  ranks_[0]->Send(DeadLinkMessage{1, 1});  // heard when the attempt is over
+  EXPECT_TRUE(absl::IsCancelled(formed.get().status()));
+  formed = Reform();
+  EXPECT_EQ(ranks_[0]->Answer(absl::OkStatus()).attempt, attempt + 1);
 }
 
 TEST_F(ReformTest, NobodyHasALinkToItself) {

@@ -1,6 +1,7 @@
 // Groups over tcp: how they form, and what broken peers and networks do to them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
 #include <functional>
@@ -47,6 +48,17 @@ struct Site {
     options.deadline = Soon();
     return options;
   }
+  Credentials CredentialsOf(int rank, uint64_t epoch) const {
+    Credentials credentials;
+    credentials.secret = &GroupSecret();
+    credentials.own = {PeerRole::kRank, 9, epoch, static_cast<uint32_t>(rank),
+                       static_cast<uint32_t>(members.size())};
+    return credentials;
+  }
+  // Succeeds once rank `to` accepts calls, which it then goes on with.
+  absl::StatusOr<ProvenSocket> Call(int to, int from, uint64_t epoch) const {
+    return ConnectProven(listeners[to]->address(), CredentialsOf(from, epoch), Soon());
+  }
   // All ranks at once, each with its options changed by `change`.
   std::vector<absl::Status> Form(uint64_t epoch = 1,
                                  const std::function<void(TcpGroupOptions&)>& change = nullptr,
@@ -83,6 +95,32 @@ struct Site {
   std::vector<std::unique_ptr<FaultProxy>> proxies;
   std::vector<std::string> members;
   Ends ends;
+};
+
+// A rank that forms a group for as long as it takes.
+class Forming {
+ public:
+  Forming(Listener& listener, TcpGroupOptions options) {
+    options.deadline = In(std::chrono::hours(1));
+    options.stop = &stop_;
+    thread_ = std::thread([this, &listener, options] {
+      status_ = FormTcpGroup(listener, options, &missing_).status();
+    });
+  }
+  ~Forming() { GiveUp().IgnoreError(); }
+
+  absl::Status GiveUp() {
+    stop_.Wake();
+    if (thread_.joinable()) thread_.join();
+    return status_;
+  }
+  const std::vector<int>& missing() const { return missing_; }  // after GiveUp
+
+ private:
+  Waker stop_;
+  absl::Status status_;
+  std::vector<int> missing_;
+  std::thread thread_;
 };
 
 // Turns of ring exchanges and all-gathers, all checked.
@@ -171,11 +209,37 @@ TEST(TcpFormTest, ACalledRankAtAnOldEpochLearnsOfIt) {
 
 TEST(TcpFormTest, WrongAddressesAreFound) {
   Site site(3);
-  const auto statuses = site.Form(1, [&](TcpGroupOptions& options) {
-    if (options.rank == 0) std::swap(options.members[1], options.members[2]);
-    options.deadline = In(milliseconds(500));
-  });
+  std::vector<std::vector<int>> missing(3);
+  const auto statuses = site.Form(
+      1,
+      [&](TcpGroupOptions& options) {
+        if (options.rank == 0) std::swap(options.members[1], options.members[2]);
+        options.deadline = In(milliseconds(500));
+      },
+      &missing);
   EXPECT_EQ(statuses[0].code(), absl::StatusCode::kFailedPrecondition) << statuses[0];
+  EXPECT_THAT(missing[0], testing::Not(testing::IsEmpty()));
+  EXPECT_THAT(missing[0], testing::IsSubsetOf({1, 2}));
+}
+
+// The caller has a wrong address, and finds that out by itself.
+TEST(TcpFormTest, ACallThatIsMeantForAnotherRankHarmsNobody) {
+  Site site(3);
+  std::vector<absl::Status> statuses(3);
+  std::vector<std::thread> threads;
+  const auto form = [&](size_t rank) {
+    threads.emplace_back([&, rank] {
+      auto made = FormTcpGroup(*site.listeners[rank], site.Options(static_cast<int>(rank)));
+      statuses[rank] = made.status();
+      if (made.ok()) site.ends[rank] = *std::move(made);
+    });
+  };
+  form(1);
+  EXPECT_TRUE(site.Call(1, 2, 1).ok());
+  form(0);
+  form(2);
+  for (std::thread& thread : threads) thread.join();
+  ExpectAllOk(statuses);
 }
 
 // A link that cannot be made keeps nobody else from connecting, and both of its ends name it.
@@ -212,7 +276,8 @@ TEST(TcpFormTest, AMissingRankEndsTheCallAtItsDeadline) {
   EXPECT_LT(Clock::Real().Now() - start, seconds(10));
 }
 
-// By a caller who has a newer group to form, say, on whichever side of its calls the rank waits.
+// By somebody who has a newer group to form, say, while the rank awaits an answer to its calls, a
+// call, or both.
 TEST(TcpFormTest, ACallThatIsGivenUpEnds) {
   for (const int rank : {0, 1, 2}) {
     SCOPED_TRACE(rank);
@@ -220,22 +285,52 @@ TEST(TcpFormTest, ACallThatIsGivenUpEnds) {
     FaultPlan dark;
     dark.fault = Fault::kBlackhole;
     for (const auto& proxy : site.proxies) proxy->Set(dark);
-    Waker stop;
-    TcpGroupOptions options = site.Options(rank);
-    options.deadline = In(std::chrono::hours(1));
-    options.stop = &stop;
-    std::vector<int> missing;
-    absl::Status status;
-    std::thread forms(
-        [&] { status = FormTcpGroup(*site.listeners[rank], options, &missing).status(); });
-    stop.Wake();
-    forms.join();
-    EXPECT_TRUE(absl::IsCancelled(status)) << status;
-    EXPECT_THAT(missing, testing::IsEmpty());
+    Forming forming(*site.listeners[rank], site.Options(rank));
+    for (int called = rank + 1; called < 3; ++called) {
+      while (site.proxies[called]->faults() == 0) std::this_thread::yield();
+    }
+    EXPECT_TRUE(rank == 0 || site.Call(rank, 0, 0).ok());  // of an old epoch
+    EXPECT_TRUE(absl::IsCancelled(forming.GiveUp())) << forming.GiveUp();
+    EXPECT_THAT(forming.missing(), testing::IsEmpty());
     // The listener is as good as new.
     for (const auto& proxy : site.proxies) proxy->Set({});
     ExpectAllOk(site.Form(2));
   }
+}
+
+// Nobody is there, so that a call is nothing but pauses.
+TEST(TcpFormTest, ACallThatIsRefusedAgainAndAgainCanBeGivenUp) {
+  Site site(2);
+  TcpGroupOptions options = site.Options(0);
+  options.members[1] = Listener::Bind().value()->address();
+  Forming forming(*site.listeners[0], options);
+  EXPECT_TRUE(absl::IsCancelled(forming.GiveUp()));
+}
+
+TEST(TcpFormTest, ACallToARankAtAnOldEpochCanBeGivenUp) {
+  Site site(2);
+  Forming forming(*site.listeners[0], site.Options(0, 5));
+  for (int again = 0; again < 2; ++again) {
+    EXPECT_TRUE(site.listeners[1]->Accept(site.CredentialsOf(1, 4), Soon()).ok());
+  }
+  EXPECT_TRUE(absl::IsCancelled(forming.GiveUp()));
+}
+
+// Its backlog is full: the connection is not made.
+TEST(TcpFormTest, ACallThatIsNotTakenCanBeGivenUp) {
+  Site site(2);
+  const Fd full = ListenTcp({"127.0.0.1", 0}).value();
+  ASSERT_EQ(listen(full.get(), 0), 0);
+  const HostPort at = LocalAddress(full).value();
+  std::vector<absl::StatusOr<Fd>> callers;
+  do {
+    callers.push_back(ConnectTcp(at, In(milliseconds(200))));
+  } while (callers.back().ok());
+  ASSERT_TRUE(absl::IsDeadlineExceeded(callers.back().status())) << callers.back().status();
+  TcpGroupOptions options = site.Options(0);
+  options.members[1] = HostPortText(at);
+  Forming forming(*site.listeners[0], options);
+  EXPECT_TRUE(absl::IsCancelled(forming.GiveUp()));
 }
 
 // Others of which nothing can be heard do not hold up what is known.
@@ -244,8 +339,10 @@ TEST(TcpFormTest, AnErrorForGoodEndsTheCallAtOnce) {
   TcpGroupOptions options = site.Options(1);
   options.deadline = In(std::chrono::hours(1));
   options.members[2] = "no address";
-  const absl::Status status = FormTcpGroup(*site.listeners[1], options).status();
+  std::vector<int> missing;
+  const absl::Status status = FormTcpGroup(*site.listeners[1], options, &missing).status();
   EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+  EXPECT_THAT(missing, testing::ElementsAre(2));
 }
 
 // Every fault at many places in the traffic, on any connection: no rank hangs, none sees wrong
