@@ -1,9 +1,5 @@
 #include "engine/worker/control_link.h"
 
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -24,9 +20,10 @@ int64_t NowNs() { return std::chrono::nanoseconds(Clock::Real().Now().time_since
 }  // namespace
 
 ControlLink::ControlLink(std::unique_ptr<Connection> connection, Duration silence_limit,
-                         Handler handler)
+                         Handler handler, const Clock& clock)
     : connection_(std::move(connection)),
       handler_(std::move(handler)),
+      clock_(clock),
       silence_limit_(silence_limit) {}
 
 ControlLink::~ControlLink() {
@@ -40,7 +37,9 @@ ControlLink::~ControlLink() {
 }
 
 void ControlLink::Start() {
-  silence_ = Silence(Clock::Real().Now());
+  const Instant now = clock_.Now();
+  silence_ = Silence(now);
+  look_due_ = now + LookPeriod();
   reader_ = std::thread([this] { ReadLoop(); });
   sender_ = std::thread([this] { SendLoop(); });
 }
@@ -141,15 +140,17 @@ absl::StatusOr<bool> ControlLink::SendOne(bool rest,
   return true;
 }
 
-absl::Status ControlLink::NoteQuiet(Instant due) {
-  const Instant now = Clock::Real().Now();
-  // Part of a long message may have come.
-  tcp_info info = {};
-  socklen_t size = sizeof(info);
-  if (getsockopt(connection_->fd(), IPPROTO_TCP, TCP_INFO, &info, &size) == 0) {
-    silence_.Heard(now - std::chrono::milliseconds(info.tcpi_last_data_recv));
-  }
-  silence_.Look(due, now);
+Duration ControlLink::LookPeriod() const {
+  return std::min<Duration>(kBeatPeriod, silence_limit_.load() / 4);
+}
+
+absl::Status ControlLink::LookAtSilence(bool message) {
+  const Instant now = clock_.Now();
+  // Whatever has held this thread up since it last looked.
+  silence_.Look(std::exchange(look_due_, now + LookPeriod()), now);
+  // Perhaps part of a long message; messages may also have come together and wait.
+  const int64_t bytes = connection_->bytes_received();
+  if (std::exchange(bytes_heard_, bytes) != bytes || message) silence_.Heard(now);
   if (silence_.At(now) <= silence_limit_.load()) return absl::OkStatus();
   silent_ = true;
   return absl::UnavailableError(
@@ -169,17 +170,16 @@ void ControlLink::NoteBeat(const BeatMessage& beat) {
 }
 
 absl::Status ControlLink::ReadOne() {
-  const Instant due =
-      Clock::Real().Now() + std::min<Duration>(kBeatPeriod, silence_limit_.load() / 4);
-  absl::StatusOr<Connection::Message> received = connection_->Receive(due);
+  absl::StatusOr<Connection::Message> received =
+      connection_->Receive(Clock::Real().Now() + LookPeriod());
   const bool quiet = absl::IsDeadlineExceeded(received.status());
   if (const std::optional<Finishing> finishing = this->finishing(); finishing.has_value()) {
     const bool over = Clock::Real().Now() >= finishing->limit || !(received.ok() || quiet);
     return over ? finishing->why : absl::OkStatus();
   }
-  if (quiet) return NoteQuiet(due);
-  if (!received.ok()) return received.status();
-  silence_.Heard(Clock::Real().Now());
+  if (!received.ok() && !quiet) return received.status();
+  RF_RETURN_IF_ERROR(LookAtSilence(received.ok()));
+  if (quiet) return absl::OkStatus();
   RF_ASSIGN_OR_RETURN(ControlMessage message, DecodeControl(received->type, received->payload));
   if (const auto* beat = std::get_if<BeatMessage>(&message)) {
     NoteBeat(*beat);

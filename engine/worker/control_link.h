@@ -38,7 +38,9 @@ class ControlLink {
     std::function<void(const absl::Status&)> on_end;
   };
 
-  ControlLink(std::unique_ptr<Connection> connection, Duration silence_limit, Handler handler);
+  // `clock`: of the silence alone; outlives the link.
+  ControlLink(std::unique_ptr<Connection> connection, Duration silence_limit, Handler handler,
+              const Clock& clock = Clock::Real());
   // Closes. Not from a handler.
   ~ControlLink();
 
@@ -75,8 +77,10 @@ class ControlLink {
   void SendLoop();
   absl::Status ReadOne();
   std::optional<Finishing> finishing();
-  // REQUIRES: nothing has come by `due`.
-  absl::Status NoteQuiet(Instant due);
+  // How soon to look again whether the peer is silent.
+  Duration LookPeriod() const;
+  // An error when the peer is silent. `message`: one was read.
+  absl::Status LookAtSilence(bool message);
   void NoteBeat(const BeatMessage& beat);
   // By the sending thread: what waits, else the message, else a beat.
   absl::StatusOr<bool> SendOne(bool rest, std::shared_ptr<const EncodedControl> message);
@@ -85,10 +89,15 @@ class ControlLink {
 
   const std::unique_ptr<Connection> connection_;
   const Handler handler_;
+  const Clock& clock_;
   std::atomic<Duration> silence_limit_;
   std::atomic<int64_t> clock_ahead_ns_{0};
   std::atomic<bool> silent_{false};
-  Silence silence_;  // the reading thread's
+
+  // The reading thread's.
+  Silence silence_;
+  Instant look_due_;
+  int64_t bytes_heard_ = 0;
 
   Mutex mutex_;
   CondVar changed_;

@@ -125,6 +125,7 @@ absl::Status Connection::ReadMore() {
     return absl::UnavailableError(
         absl::StrCat(address_, " closed the connection", cut ? " in the middle of a message" : ""));
   }
+  bytes_received_ += static_cast<int64_t>(moved.bytes);
   return decoder_.Advance(moved.bytes, assembler_);
 }
 

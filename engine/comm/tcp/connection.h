@@ -61,7 +61,9 @@ class Connection {
   // UNAVAILABLE when the peer has gone or Close was called, DATA_LOSS when the bytes are not what
   // it sent; both for good.
   absl::StatusOr<Message> Receive(Instant deadline);
-  // For what the socket knows: its address, how long it has been silent.
+  // How much has come, parts of messages included. For the thread that receives.
+  int64_t bytes_received() const { return bytes_received_; }
+  // For what the socket knows: its address.
   int fd() const { return socket_.get(); }
 
   // What was sent was the last: the peer sees the end after it. Receive goes on.
@@ -111,6 +113,7 @@ class Connection {
   FrameDecoder decoder_;
   Assembler assembler_{*this};
   absl::Status receive_failure_;
+  int64_t bytes_received_ = 0;
   std::deque<Message> messages_;  // at most as many as fit the decoder's look-ahead
 };
 

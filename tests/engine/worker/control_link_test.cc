@@ -1,5 +1,7 @@
 #include "engine/worker/control_link.h"
 
+#include <functional>
+#include <future>
 #include <optional>
 #include <thread>
 #include <vector>
@@ -20,6 +22,34 @@ Credentials CredentialsOf(PeerRole own, PeerRole peer) {
   return credentials;
 }
 
+class HandClock final : public Clock {
+ public:
+  Instant Now() const override {
+    MutexLock lock(&mutex_);
+    ++looks_;
+    looked_.SignalAll();
+    return now_;
+  }
+  void Advance(Duration by) {
+    MutexLock lock(&mutex_);
+    now_ += by;
+  }
+  // Until the link's thread has seen what was set before, and is through with it.
+  void AwaitLook() {
+    MutexLock lock(&mutex_);
+    const int64_t enough = looks_ + 2;
+    while (looks_ < enough && looked_.WaitUntil(&mutex_, Soon())) {
+    }
+    EXPECT_GE(looks_, enough);
+  }
+
+ private:
+  mutable Mutex mutex_;
+  mutable CondVar looked_;
+  mutable int64_t looks_ ABSL_GUARDED_BY(mutex_) = 0;
+  Instant now_ ABSL_GUARDED_BY(mutex_) = Instant() + std::chrono::hours(1);
+};
+
 // A link, and the plain connection at its other end.
 class ControlLinkTest : public testing::Test {
  protected:
@@ -35,16 +65,17 @@ class ControlLinkTest : public testing::Test {
     accepting.join();
   }
 
-  std::unique_ptr<ControlLink> Start(Duration silence_limit) {
+  std::unique_ptr<ControlLink> Start(Duration silence_limit, const Clock& clock = Clock::Real()) {
     auto link = std::make_unique<ControlLink>(
         std::move(near_), silence_limit,
-        ControlLink::Handler{.on_message = [](const ControlMessage&) {},
+        ControlLink::Handler{.on_message = [this](const ControlMessage&) { on_message_(); },
                              .on_end =
                                  [this](const absl::Status& why) {
                                    MutexLock lock(&mutex_);
                                    end_ = why;
                                    ended_.SignalAll();
-                                 }});
+                                 }},
+        clock);
     link->Start();
     return link;
   }
@@ -60,6 +91,7 @@ class ControlLinkTest : public testing::Test {
   }
 
   std::unique_ptr<Connection> near_, far_;
+  std::function<void()> on_message_ = [] {};
   Mutex mutex_;
   CondVar ended_;
   std::optional<absl::Status> end_ ABSL_GUARDED_BY(mutex_);
@@ -142,10 +174,67 @@ TEST_F(ControlLinkTest, APeerThatDoesNotCloseIsNotWaitedForLong) {
   EXPECT_EQ(AwaitEnd(), absl::AbortedError("finished"));
 }
 
-TEST_F(ControlLinkTest, APeerThatSaysNothingIsSilent) {
-  const auto link = Start(std::chrono::milliseconds(300));
-  EXPECT_TRUE(absl::IsUnavailable(AwaitEnd()));
-  EXPECT_TRUE(link->silent());
+class ControlLinkSilenceTest : public ControlLinkTest {
+ protected:
+  static constexpr Duration kLimit = std::chrono::milliseconds(400);
+  static constexpr Duration kPause = std::chrono::seconds(100);
+
+  // One look of the link's after the other.
+  void Pass(Duration time) {
+    for (Duration at{}; at < time; at += kLimit / 4) {
+      clock_.Advance(kLimit / 4);
+      clock_.AwaitLook();
+    }
+  }
+  void FarSends(const ControlMessage& message) {
+    const EncodedControl encoded = EncodeControl(message);
+    EXPECT_TRUE(far_->Send(encoded.type, std::as_bytes(std::span(encoded.payload)), Soon()).ok());
+  }
+  void ExpectSilentSoon(const ControlLink& link) {
+    clock_.Advance(kLimit / 4);
+    EXPECT_TRUE(absl::IsUnavailable(AwaitEnd()));
+    EXPECT_TRUE(link.silent());
+  }
+
+  HandClock clock_;
+};
+
+TEST_F(ControlLinkSilenceTest, APeerThatSaysNothingIsSilent) {
+  const auto link = Start(kLimit, clock_);
+  Pass(kLimit);
+  EXPECT_FALSE(ended());
+  ExpectSilentSoon(*link);
+}
+
+// A laptop that sleeps, or a virtual machine that is stopped: when they go on, leader and workers
+// would find each other silent.
+TEST_F(ControlLinkSilenceTest, TimeInWhichThisProcessStoodStillDoesNotCount) {
+  const auto link = Start(kLimit, clock_);
+  Pass(kLimit / 2);
+  clock_.Advance(kPause);
+  clock_.AwaitLook();
+  EXPECT_FALSE(ended());
+  // The rest of the limit, not a new one.
+  Pass(kLimit / 4);
+  EXPECT_FALSE(ended());
+  ExpectSilentSoon(*link);
+}
+
+TEST_F(ControlLinkSilenceTest, NorDoesTimeInWhichItDoesNotListen) {
+  std::promise<void> busy;
+  on_message_ = [&] {
+    clock_.Advance(kPause);
+    busy.set_value();
+  };
+  const auto link = Start(kLimit, clock_);
+  FarSends(TraceMessage{true});
+  busy.get_future().wait();
+  clock_.AwaitLook();
+  EXPECT_FALSE(ended());
+  Pass(kLimit / 2);
+  EXPECT_FALSE(ended());
+  Pass(kLimit / 4);
+  ExpectSilentSoon(*link);
 }
 
 }  // namespace
