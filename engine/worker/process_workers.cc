@@ -25,6 +25,9 @@ constexpr Duration kStepMargin = std::chrono::seconds(5);
 // To see whether a link that was found dead is dead.
 constexpr Duration kProbeTimeout = std::chrono::seconds(1);
 constexpr Duration kFormMargin = std::chrono::seconds(1);
+// Answers may have come in time to a leader that was held up; a worker that goes on talking is not
+// listened to for ever.
+constexpr int kMostLateEvents = 4096;
 constexpr Duration kMostRetry = std::chrono::seconds(30);
 // For a worker to come when none is left.
 constexpr Duration kLastHope = std::chrono::seconds(4);
@@ -88,8 +91,8 @@ class ProcessWorkers final : public Workers {
   void GiveUp(Step& step);
   Duration SilentLimit(const StepPlan& plan) const;
   int RankOf(const WorkerPeer& peer) const;
-  // The next event, asking while_waiting_ meanwhile; nothing past the deadline, whatever has come,
-  // or when it is to give up.
+  // The next event, asking while_waiting_ meanwhile; past the deadline what has come; nothing when
+  // it is to give up.
   std::optional<WorkerEvent> Await(Instant deadline);
   // At most every kWaitTurn.
   void AskWhetherToGoOn();
@@ -299,10 +302,10 @@ std::optional<WorkerEvent> ProcessWorkers::Await(Instant deadline) {
   while (true) {
     AskWhetherToGoOn();
     const Instant now = clock_.Now();
-    if (given_up_ || now >= deadline) return std::nullopt;
+    if (given_up_) return std::nullopt;
     std::optional<WorkerEvent> event =
         roster_->NextEvent(std::min<Instant>(deadline, now + kWaitTurn));
-    if (event.has_value()) return event;
+    if (event.has_value() || now >= deadline) return event;
   }
 }
 
@@ -342,10 +345,12 @@ void ProcessWorkers::SendForm(const FormMessage& form) {
 
 absl::Status ProcessWorkers::AwaitAnswers(uint64_t attempt, Instant deadline,
                                           std::vector<std::optional<FormedMessage>>& answers) {
-  for (size_t missing = tried_.size(); missing > 0;) {
+  int late = 0;
+  for (size_t missing = tried_.size(); missing > 0 && late < kMostLateEvents;) {
     const std::optional<WorkerEvent> event = Await(deadline);
     if (given_up_) return absl::CancelledError("the ring is not wanted any more");
     if (!event.has_value()) break;
+    if (clock_.Now() >= deadline) ++late;
     const auto at = std::find(tried_.begin(), tried_.end(), event->peer);
     if (at == tried_.end()) continue;
     if (!event->message.has_value()) {
@@ -421,8 +426,9 @@ std::vector<WorkerPeerPtr> ProcessWorkers::AwaitPeers(Instant deadline) {
 }
 
 void ProcessWorkers::PauseUntil(Instant end) {
-  while (const std::optional<WorkerEvent> event = Await(end)) {
-    if (!event->message.has_value()) return;
+  while (clock_.Now() < end) {
+    const std::optional<WorkerEvent> event = Await(end);
+    if (!event.has_value() || !event->message.has_value()) return;
     NoteDeadLink(*event);
   }
 }

@@ -298,7 +298,7 @@ TEST(TcpFormTest, ACallThatIsGivenUpEnds) {
   }
 }
 
-// Nobody is there, so that a call is nothing but pauses.
+// Nobody is there: it connects and pauses in turn.
 TEST(TcpFormTest, ACallThatIsRefusedAgainAndAgainCanBeGivenUp) {
   Site site(2);
   TcpGroupOptions options = site.Options(0);
