@@ -106,6 +106,18 @@ void ReadDocumentStarts(const std::string& list, std::vector<uint32_t>& starts) 
   }
 }
 
+// How the text of `prompt` becomes tokens; returns --chat.
+CLI::Option& AddTextFlags(CLI::App& command, PromptOptions& prompt) {
+  CLI::Option& chat = *command.add_flag("--chat", prompt.chat,
+                                        "Put it in the model's template as a user's message");
+  command.add_option("--system", prompt.system, "The system message before it")
+      ->type_name("TEXT")
+      ->needs(&chat);
+  command.add_flag("--special", prompt.special, "Recognise special tokens written in the text")
+      ->excludes(&chat);
+  return chat;
+}
+
 void AddPromptFlags(CLI::App& command, PromptOptions& prompt) {
   CLI::Option_group& input = *command.add_option_group("Prompt", "Exactly one of these");
   input.add_option("--prompt", prompt.text, "The prompt's text")->type_name("TEXT");
@@ -116,15 +128,8 @@ void AddPromptFlags(CLI::App& command, PromptOptions& prompt) {
   ids.type_name(kFileType);
   input.set_help_flag("");
   input.require_option(1);
-  CLI::Option& chat = *command.add_flag("--chat", prompt.chat,
-                                        "Send it as a user's message in the model's template");
-  chat.excludes(&ids);
-  command.add_option("--system", prompt.system, "The system message before it")
-      ->type_name("TEXT")
-      ->needs(&chat);
-  command.add_flag("--special", prompt.special, "Recognise special tokens written in the text")
-      ->excludes(&chat)
-      ->excludes(&ids);
+  AddTextFlags(command, prompt).excludes(&ids);
+  command.get_option("--special")->excludes(&ids);
   command
       .add_option_function<std::vector<std::string>>(
           "--document-starts",
@@ -221,8 +226,8 @@ void AddTrace(CLI::App& app, TraceOptions& options) {
       "hidden.\n"
       "Recording begins with the next step of the engine, and a step shows when it has ended; "
       "while\n"
-      "none has, recording goes on for up to a minute more. An idle daemon has nothing to show:\n"
-      "start a request meanwhile.\n\n"
+      "none has, recording goes on for up to a minute more. An idle daemon has nothing to show,\n"
+      "and then no file is written and the exit code is 1: start a request meanwhile.\n\n"
       "Example:\n  ringfill trace --seconds 5 --out trace.json");
 }
 
@@ -239,10 +244,15 @@ void AddOthers(CLI::App& app, Options& options) {
       ->type_name(kFileType);
   input.set_help_flag("");
   input.require_option(1);
-  tokenize.add_flag("--special", options.tokenize.prompt.special,
-                    "Recognise special tokens written in the text");
-  tokenize.add_flag("--json", options.tokenize.json, "Print {\"token_ids\":[...]}");
-  tokenize.footer("Example:\n  ringfill tokenize --text 'Hello, world'");
+  AddTextFlags(tokenize, options.tokenize.prompt);
+  CLI::Option& count =
+      *tokenize.add_flag("--count", options.tokenize.count, "Print only how many there are");
+  tokenize.add_flag("--json", options.tokenize.json, "Print {\"token_ids\":[...]}")
+      ->excludes(&count);
+  tokenize.footer(
+      "Examples:\n"
+      "  ringfill tokenize --text 'Hello, world'\n"
+      "  ringfill tokenize --chat --count --file report.txt");
 
   CLI::App& detokenize = *app.add_subcommand("detokenize", "Token ids to text");
   detokenize
@@ -285,8 +295,17 @@ int RunCommand(const CLI::App& app, const Options& options, Session session) {
 // CLI11 says of a misspelt command only that one is required.
 std::string UsageMessage(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = app.remaining();
-  if (!app.get_subcommands().empty() || unknown.empty()) return error.what();
+  const bool command_missing =
+      error.get_exit_code() == static_cast<int>(CLI::ExitCodes::RequiredError) &&
+      app.get_subcommands().empty();
+  if (!command_missing || unknown.empty()) return error.what();
   return "unknown command or flag: " + unknown.front();
+}
+
+std::string HelpHint(const CLI::App& app) {
+  const std::vector<CLI::App*> commands = app.get_subcommands();
+  if (commands.empty()) return "Try ringfill --help, or ringfill COMMAND --help.";
+  return "Try ringfill " + commands.front()->get_name() + " --help.";
 }
 
 }  // namespace
@@ -336,7 +355,7 @@ int RunApp(std::vector<std::string> arguments, Console& console) {
       return console.FlushOut() ? kDone : kRequestFailed;
     }
     console.PrintNote(UsageMessage(*app, error));
-    console.err << "Try ringfill --help, or ringfill COMMAND --help." << std::endl;
+    console.err << HelpHint(*app) << std::endl;
     return kUsage;
   }
   Interrupt interrupt;

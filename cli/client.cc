@@ -57,8 +57,11 @@ void Client::SetDeadline(grpc::ClientContext& context) const {
   if (timeout_s_ > 0) context.set_deadline(After(timeout_s_));
 }
 
-absl::Status FromGrpc(const grpc::Status& status) {
-  absl::Status out(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+absl::Status Client::Ended(const grpc::Status& status) const {
+  const bool timed_out = status.error_code() == grpc::DEADLINE_EXCEEDED && timeout_s_ > 0;
+  absl::Status out(static_cast<absl::StatusCode>(status.error_code()),
+                   timed_out ? absl::StrCat("not done within --timeout ", timeout_s_, " s")
+                             : status.error_message());
   v1::StatusDetails details;
   if (!details.ParseFromString(status.error_details())) return out;
   for (const google::protobuf::Any& detail : details.details()) {

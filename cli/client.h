@@ -23,6 +23,9 @@ class Client {
   v1::Ringfill::Stub& stub() { return *stub_; }
   // Puts the request's deadline on a context.
   void SetDeadline(grpc::ClientContext& context) const;
+  // How a call ended; both use one numbering of codes. Details become payloads, and a deadline that
+  // SetDeadline gave is called by its flag.
+  absl::Status Ended(const grpc::Status& status) const;
 
  private:
   Client(const ConnectionOptions& options, std::unique_ptr<v1::Ringfill::Stub> stub)
@@ -31,9 +34,6 @@ class Client {
   double timeout_s_;
   std::unique_ptr<v1::Ringfill::Stub> stub_;
 };
-
-// Both use one numbering of codes. Details of the gRPC status become payloads.
-absl::Status FromGrpc(const grpc::Status& status);
 
 // Prints the failure and gives the exit code: interrupted requests get a short line of their own.
 int ReportFailure(const absl::Status& status, const Interrupt& interrupt, Console& console);
@@ -56,7 +56,7 @@ int CallUnary(Client& client,
   Interrupt::Scope scope(interrupt, context);
   const grpc::Status status = (client.stub().*method)(&context, request, &response);
   if (status.ok()) return kDone;
-  return ReportFailure(FromGrpc(status), interrupt, console);
+  return ReportFailure(client.Ended(status), interrupt, console);
 }
 
 }  // namespace ringfill::cli

@@ -1,5 +1,6 @@
 #include "cli/completion.h"
 
+#include <set>
 #include <vector>
 
 #include "absl/strings/ascii.h"
@@ -58,40 +59,56 @@ std::vector<CommandFlags> Commands(const CLI::App& app) {
   return commands;
 }
 
-std::string Names(const std::vector<Flag>& flags, bool only_files) {
+std::string Names(const std::vector<Flag>& flags) {
   std::vector<std::string> names;
-  for (const Flag& flag : flags) {
-    if (!only_files || flag.takes_file) names.push_back(flag.name);
-  }
-  return absl::StrJoin(names, only_files ? "|" : " ");
+  for (const Flag& flag : flags) names.push_back(flag.name);
+  return absl::StrJoin(names, " ");
 }
 
+// A pattern of the flags that take a value, a file or another.
+std::string BashPattern(const std::vector<Flag>& flags, bool takes_file) {
+  std::set<std::string> names;
+  for (const Flag& flag : flags) {
+    if (flag.takes_value && flag.takes_file == takes_file) names.insert(flag.name);
+  }
+  return absl::StrJoin(names, "|");
+}
+
+// File names are left to readline (-o default), which knows about spaces and quotes.
 std::string Bash(const std::vector<CommandFlags>& commands, const std::vector<Flag>& global) {
   std::vector<std::string> names;
   std::string cases;
-  std::vector<Flag> all;
+  std::vector<Flag> all = global;
   for (const CommandFlags& command : commands) {
     names.push_back(command.name);
-    absl::StrAppend(&cases, "    ", command.name, ") words=\"", Names(command.flags, false), " ",
+    absl::StrAppend(&cases, "    ", command.name, ") words=\"", Names(command.flags), " ",
                     absl::StrJoin(command.words, " "), "\" ;;\n");
     all.insert(all.end(), command.flags.begin(), command.flags.end());
   }
+  const std::string files = BashPattern(all, true);
+  const std::string values = BashPattern(all, false);
   return absl::StrCat(
       "# source <(ringfill completion bash)\n"
       "_ringfill() {\n"
       "  local current=\"${COMP_WORDS[COMP_CWORD]}\" previous=\"${COMP_WORDS[COMP_CWORD-1]}\"\n"
-      "  local command=\"\" word words\n"
+      "  local command=\"\" before=\"\" word words\n"
+      "  COMPREPLY=()\n"
+      "  if [[ $previous == '=' ]]; then previous=\"${COMP_WORDS[COMP_CWORD-2]}\"; fi\n"
+      "  case \"$previous\" in\n    ",
+      files, ") compopt -o default; return ;;\n    ", values,
+      ") return ;;\n"
+      "  esac\n"
       "  for word in \"${COMP_WORDS[@]:1:COMP_CWORD-1}\"; do\n"
+      "    case \"$before\" in ",
+      files, "|", values,
+      ") before=\"\"; continue ;; esac\n"
       "    case \"$word\" in ",
       absl::StrJoin(names, "|"),
       ") command=\"$word\"; break ;; esac\n"
+      "    before=\"$word\"\n"
       "  done\n"
-      "  case \"$previous\" in\n    ",
-      Names(all, true),
-      ") COMPREPLY=( $(compgen -f -- \"$current\") ); return ;;\n"
-      "  esac\n"
       "  case \"$command\" in\n",
-      cases, "    *) words=\"", absl::StrJoin(names, " "), " ", Names(global, false),
+      cases, "    *) words=\"", absl::StrJoin(names, " "), " ", Names(global),
       "\" ;;\n"
       "  esac\n"
       "  COMPREPLY=( $(compgen -W \"$words\" -- \"$current\") )\n"

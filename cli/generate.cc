@@ -57,7 +57,8 @@ class EventSink {
  private:
   void TakeAccepted(const v1::Accepted& accepted) {
     if (accepted.queue_position() > 0) {
-      progress_.ShowNote(absl::StrCat("queued behind ", accepted.queue_position(), " requests"));
+      progress_.ShowNote(
+          absl::StrCat("queued behind ", FormatNumbered(accepted.queue_position(), "request")));
     } else {
       progress_.Show({.total_tokens = accepted.prompt_tokens()});
     }
@@ -122,6 +123,7 @@ int RunGenerate(const GenerateOptions& options, Session session) {
   Console& console = session.console;
   const absl::StatusOr<v1::GenerateRequest> request = BuildGenerateRequest(options, console);
   if (!request.ok()) return ReportUsage(request.status(), console);
+  if (options.logprobs && !options.json) console.PrintNote("--logprobs shows only with --json");
   int exit_code = kDone;
   const std::unique_ptr<Client> client =
       ConnectOrReport(session.connection, session.interrupt, console, exit_code);
@@ -137,7 +139,7 @@ int RunGenerate(const GenerateOptions& options, Session session) {
     sink.Take(std::move(event));
     if (!console.out.good()) context.TryCancel();
   }
-  absl::Status status = FromGrpc(reader->Finish());
+  absl::Status status = client->Ended(reader->Finish());
   sink.EndText();
   if (!console.FlushOut()) return kRequestFailed;
   if (status.ok() && !sink.done()) {

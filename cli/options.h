@@ -60,6 +60,7 @@ struct ScoreOptions {
 
 struct TokenizeOptions {
   PromptOptions prompt;  // text or file
+  bool count = false;    // print how many, not which
   bool json = false;
 };
 

@@ -41,6 +41,10 @@ std::string FormatCount(uint64_t count) {
   return text;
 }
 
+std::string FormatNumbered(uint64_t count, const std::string& noun) {
+  return FormatCount(count) + " " + noun + (count == 1 ? "" : "s");
+}
+
 std::string FormatSeconds(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0 || seconds > 1e9) return "?";
   if (seconds < 0.01) return absl::StrFormat("%.1f ms", seconds * 1e3);

@@ -19,6 +19,8 @@ struct ProgressSample {
 
 // "1,234,567".
 std::string FormatCount(uint64_t count);
+// "1 page", "1,234 pages".
+std::string FormatNumbered(uint64_t count, const std::string& noun);
 // "850 ms", "4.2 s", "3 min 20 s", "2 h 05 min". Negative or not finite: "?".
 std::string FormatSeconds(double seconds);
 // "prefill [####----] 3,072/7,639 tokens  40 %  1,215 tok/s  ETA 3.8 s", at most `columns` wide:

@@ -25,6 +25,10 @@ int RunTokenize(const TokenizeOptions& options, Session session) {
                         session.interrupt, console);
   if (exit_code != kDone) return exit_code;
 
+  if (options.count) {
+    console.out << response.token_ids_size() << '\n';
+    return console.FlushOut() ? kDone : kRequestFailed;
+  }
   const nlohmann::ordered_json ids =
       std::vector<uint32_t>(response.token_ids().begin(), response.token_ids().end());
   console.out << DumpJson(options.json ? nlohmann::ordered_json{{"token_ids", ids}} : ids) << '\n';

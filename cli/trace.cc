@@ -51,10 +51,11 @@ std::string Left(const TraceOptions& options, const v1::TraceProgress& progress)
   if (progress.elapsed_s() > options.seconds) return "waiting for the first step to end";
   return absl::StrCat("recording, ",
                       FormatSeconds(std::max(0.0, options.seconds - progress.elapsed_s())),
-                      " left, ", FormatCount(progress.spans()), " operations so far");
+                      " left, ", FormatNumbered(progress.spans(), "operation"), " so far");
 }
 
-// Reads the stream into `sink`; UNAVAILABLE and INTERNAL as well as the daemon's own statuses.
+// Reads the stream into `sink`. UNAVAILABLE and INTERNAL as well as the daemon's own statuses;
+// NOT_FOUND when nothing ran.
 absl::Status Receive(const TraceOptions& options, Client& client, Session session, Sink& sink,
                      v1::TraceSummary& summary) {
   v1::TraceRequest request;
@@ -77,11 +78,13 @@ absl::Status Receive(const TraceOptions& options, Client& client, Session sessio
     }
   }
   if (!written.ok()) context.TryCancel();
-  const absl::Status ended = FromGrpc(reader->Finish());
+  const absl::Status ended = client.Ended(reader->Finish());
   RF_RETURN_IF_ERROR(written);
   RF_RETURN_IF_ERROR(ended);
-  return done ? absl::OkStatus()
-              : absl::InternalError("the daemon ended the stream without a result");
+  if (!done) return absl::InternalError("the daemon ended the stream without a result");
+  if (summary.spans() > 0) return absl::OkStatus();
+  return absl::NotFoundError(
+      "no step ended in that time, so there is no trace; try again while a request runs");
 }
 
 void PrintSummary(const TraceOptions& options, const v1::TraceSummary& summary, size_t bytes,
@@ -97,8 +100,8 @@ void PrintSummary(const TraceOptions& options, const v1::TraceSummary& summary, 
     return;
   }
   if (options.out == "-") return;
-  console.out << "wrote " << options.out << ": " << FormatCount(summary.spans())
-              << " operations of " << summary.ranks() << " ranks in "
+  console.out << "wrote " << options.out << ": " << FormatNumbered(summary.spans(), "operation")
+              << " of " << FormatNumbered(summary.ranks(), "rank") << " in "
               << FormatSeconds(summary.seconds()) << "; open it at https://ui.perfetto.dev\n";
 }
 
@@ -122,13 +125,9 @@ int RunTrace(const TraceOptions& options, Session session) {
   absl::Status status = Receive(options, *client, session, sink, summary);
   if (status.ok()) status = sink.Commit();
   if (!status.ok()) return ReportFailure(status, session.interrupt, console);
-  if (summary.spans() == 0) {
-    console.PrintNote("no step ended in that time: nothing ran; try again while a request runs");
-  }
   if (summary.dropped() > 0) {
-    console.PrintNote(absl::StrCat(FormatCount(summary.dropped()),
-                                   " operations were left out: more than the daemon keeps; try "
-                                   "fewer --seconds"));
+    console.PrintNote(absl::StrCat("left out: ", FormatNumbered(summary.dropped(), "operation"),
+                                   ", more than the daemon keeps; try fewer --seconds"));
   }
   PrintSummary(options, summary, sink.bytes(), console);
   return console.FlushOut() ? kDone : kRequestFailed;

@@ -24,6 +24,12 @@ TEST(FormatCount, GroupsThousands) {
   EXPECT_EQ(FormatCount(1234567), "1,234,567");
 }
 
+TEST(FormatNumbered, OneIsSingular) {
+  EXPECT_EQ(FormatNumbered(0, "page"), "0 pages");
+  EXPECT_EQ(FormatNumbered(1, "page"), "1 page");
+  EXPECT_EQ(FormatNumbered(1234, "page"), "1,234 pages");
+}
+
 TEST(FormatSeconds, PicksAUnit) {
   EXPECT_EQ(FormatSeconds(0.0004), "0.4 ms");
   EXPECT_EQ(FormatSeconds(0.85), "850 ms");

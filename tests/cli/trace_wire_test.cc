@@ -72,7 +72,7 @@ TEST_F(TraceWire, JsonIsOneObject) {
   const nlohmann::json expected = {{"file", path_}, {"seconds", 2.0}, {"ranks", 3},
                                    {"spans", 7},    {"dropped", 3},   {"bytes", 5}};
   EXPECT_EQ(nlohmann::json::parse(result.out), expected);
-  EXPECT_THAT(result.err, HasSubstr("3 operations were left out"));
+  EXPECT_THAT(result.err, HasSubstr("left out: 3 operations"));
 }
 
 TEST_F(TraceWire, MayGoToStandardOutput) {
@@ -86,8 +86,10 @@ TEST_F(TraceWire, MayGoToStandardOutput) {
 TEST_F(TraceWire, AnIdleDaemonIsExplained) {
   Script(0, 0);
   const ChildResult result = Run({"--out", path_});
-  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.out, "");
   EXPECT_THAT(result.err, HasSubstr("no step ended in that time"));
+  EXPECT_TRUE(Empty());
 }
 
 TEST_F(TraceWire, AFailureLeavesNoFile) {

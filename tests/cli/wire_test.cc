@@ -81,6 +81,14 @@ TEST(Wire, GenerateJsonIsOneObject) {
   EXPECT_FALSE(json.contains("logprobs"));
 }
 
+TEST(Wire, LogprobsThatNobodySeesAreNoted) {
+  FakeDaemon daemon;
+  daemon.events = ShortStory();
+  EXPECT_EQ(RunAt(daemon, {"generate", "--prompt", "x", "--logprobs", "1"}).err,
+            "ringfill: --logprobs shows only with --json\n");
+  EXPECT_EQ(RunAt(daemon, {"generate", "--prompt", "x", "--logprobs", "1", "--json"}).err, "");
+}
+
 TEST(Wire, GenerateReadsStandardInput) {
   FakeDaemon daemon;
   daemon.events = ShortStory();
@@ -168,6 +176,7 @@ TEST(Wire, ScoreTokenizeDetokenizeJson) {
   EXPECT_THAT(RunAt(daemon, {"score", "--prompt", "x"}).out, HasSubstr("perplexity"));
   EXPECT_EQ(RunAt(daemon, {"tokenize", "--text", "x", "--json"}).out, "{\"token_ids\":[5,6]}\n");
   EXPECT_EQ(RunAt(daemon, {"tokenize", "--text", "x"}).out, "[5,6]\n");
+  EXPECT_EQ(RunAt(daemon, {"tokenize", "--chat", "--text", "x", "--count"}).out, "2\n");
   EXPECT_EQ(RunAt(daemon, {"detokenize", "--token-ids-file", "-"}, "[5]").out, "hi");
   EXPECT_EQ(RunAt(daemon, {"detokenize", "--token-ids-file", "-", "--json"}, "[5]").out,
             "{\"text\":\"hi\"}\n");
@@ -205,6 +214,38 @@ TEST(Wire, HelpAndVersionNeedNoDaemon) {
 TEST(Wire, AMisspeltCommandIsNamed) {
   EXPECT_THAT(RunAlone({"generat", "--prompt", "x"}).err, HasSubstr("generat"));
   EXPECT_THAT(RunAlone({"--adress", "x", "status"}).err, HasSubstr("--adress"));
+}
+
+TEST(Wire, AUsageErrorNamesItsFlagAndTheHelpOfItsCommand) {
+  EXPECT_THAT(RunAlone({"--address", "generate", "--prompt", "x"}).err,
+              HasSubstr("--address: must be HOST:PORT"));
+  EXPECT_THAT(RunAlone({"generate", "--prompt", "x", "--seed", "-1"}).err,
+              HasSubstr("\nTry ringfill generate --help.\n"));
+  EXPECT_THAT(RunAlone({}).err, HasSubstr("\nTry ringfill --help, or ringfill COMMAND --help.\n"));
+}
+
+// What bash offers for the last of `words`, one a line.
+std::string BashCompletion(const std::string& words) {
+  const std::string script = RunAlone({"completion", "bash"}).out +
+                             "compopt() { echo \"compopt $*\"; }\n"
+                             "COMP_WORDS=(ringfill " +
+                             words +
+                             ")\nCOMP_CWORD=$((${#COMP_WORDS[@]} - 1))\n_ringfill\n"
+                             "printf '%s\\n' \"${COMPREPLY[@]}\"\n";
+  const ChildResult result = Child("/bin/bash", {"-c", script}, "").Wait();
+  EXPECT_EQ(result.err, "");
+  return result.out;
+}
+
+TEST(BashCompletion, OffersFlagsOnlyWhereNoValueIsDue) {
+  EXPECT_EQ(BashCompletion("gen"), "generate\n");
+  EXPECT_EQ(BashCompletion("generate --max"), "--max-tokens\n");
+  EXPECT_EQ(BashCompletion("completion z"), "zsh\n");
+  EXPECT_EQ(BashCompletion("generate --max-tokens --"), "\n");
+  EXPECT_EQ(BashCompletion("--address ''"), "\n");
+  EXPECT_EQ(BashCompletion("generate --prompt-file ''"), "compopt -o default\n\n");
+  EXPECT_EQ(BashCompletion("generate --prompt-file = a"), "compopt -o default\n\n");
+  EXPECT_EQ(BashCompletion("--address generate sta"), "status\n") << "a value is no command";
 }
 
 // A port that is bound but not listened on refuses connections, and nobody else can take it.
@@ -280,7 +321,7 @@ TEST(Wire, TimeoutCancelsTheRequest) {
   daemon.hang = true;
   const ChildResult result = RunAt(daemon, {"--timeout", "0.2", "generate", "--prompt", "x"});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, HasSubstr("DEADLINE_EXCEEDED"));
+  EXPECT_EQ(result.err, "ringfill: DEADLINE_EXCEEDED: not done within --timeout 0.2 s\n");
 }
 
 }  // namespace
