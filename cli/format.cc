@@ -131,6 +131,18 @@ Json ModelJson(const v1::GetModelResponse& model) {
   return json;
 }
 
+std::string RingText(const v1::GetStatusResponse& status) {
+  if (!status.ring_formed()) {
+    return absl::StrCat("none is formed; ", status.configured_ranks(), " ranks as ",
+                        status.transport(), " are configured");
+  }
+  const bool whole = static_cast<uint32_t>(status.ranks_size()) == status.configured_ranks();
+  return absl::StrCat(
+      status.ranks_size(), whole ? "" : absl::StrCat(" of ", status.configured_ranks()),
+      status.configured_ranks() == 1 ? " rank" : " ranks", " as ", status.transport(), ", ",
+      status.layout(), " over ", status.slots(), " slots, epoch ", status.epoch());
+}
+
 }  // namespace
 
 std::string DumpJson(const Json& json) {
@@ -241,7 +253,9 @@ Json StatusJson(const v1::GetStatusResponse& status, const v1::GetModelResponse&
           {"numerics", status.numerics()},
           {"layout", status.layout()},
           {"transport", status.transport()},
+          {"ring_formed", status.ring_formed()},
           {"ring_ranks", status.ranks_size()},
+          {"configured_ranks", status.configured_ranks()},
           {"slots", status.slots()},
           {"failed_steps", status.failed_steps()},
           {"recomputed_tokens", status.recomputed_tokens()},
@@ -277,9 +291,7 @@ std::string StatusTable(const v1::GetStatusResponse& status, const v1::GetModelR
                     " ago");
   }
   row("requests", load);
-  row("ring", absl::StrCat(status.ranks_size(), status.ranks_size() == 1 ? " rank" : " ranks",
-                           " as ", status.transport(), ", ", status.layout(), " over ",
-                           status.slots(), " slots, epoch ", status.epoch()));
+  row("ring", RingText(status));
   if (status.failed_steps() > 0) {
     row("repairs", absl::StrCat(FormatCount(status.failed_steps()), " failed steps, ",
                                 FormatCount(status.recomputed_tokens()), " tokens recomputed"));

@@ -105,9 +105,7 @@ absl::Status Engine::Impl::MakeChooser() {
         *model_, static_cast<int64_t>(DTypeBytes(info_.kv_dtype)), options_.page_tokens);
     RF_ASSIGN_OR_RETURN(Figures figures, workers_->Measure(shape));
     Log(LogLevel::kInfo, "the ranks were measured", {{"figures", DescribeFigures(figures)}});
-    for (size_t r = 0; r < figures.devices.size(); ++r) {
-      metrics_.ranks[r].measured_rate->Set(figures.devices[r].product_flops_per_s);
-    }
+    metrics_.SetRates(figures);
     if (options_.weigh_by_speed) {
       options_.rank_weights.clear();
       for (const DeviceFigures& device : figures.devices) {

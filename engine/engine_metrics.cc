@@ -46,7 +46,7 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
       queue_length(m.AddGauge("ringfill_queue_length", "Requests that wait for admission")),
       running_requests(m.AddGauge("ringfill_running_requests", "Requests being worked on")),
       epoch(m.AddGauge("ringfill_epoch", "How often the ring has formed")),
-      ring_size(m.AddGauge("ringfill_ring_ranks", "Ranks in the ring")) {
+      ring_size(m.AddGauge("ringfill_ring_ranks", "Ranks in the ring; 0 while none is formed")) {
   for (int r = 0; r < rank_count; ++r) {
     const std::string rank = std::to_string(r);
     auto seconds = [&](const char* name, const char* help, const char* phase) {
@@ -76,7 +76,8 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
          &m.AddCounter("ringfill_rank_operations_total",
                        "Arithmetic operations of a rank's prompt tokens", {{"rank", rank}}),
          &m.AddGauge("ringfill_rank_measured_operations_per_second",
-                     "Rate of matrix products, measured at start; 0: not measured",
+                     "Rate of matrix products, measured at start; of a rank that joined later "
+                     "the mean; 0: not measured",
                      {{"rank", rank}}),
          pages("free"), pages("used")});
   }
@@ -96,6 +97,13 @@ EngineMetrics::EngineMetrics(Metrics& m, int rank_count)
 void EngineMetrics::AddWay(TokenMode mode, RingStrategy strategy, int64_t tokens) {
   const auto s = mode == TokenMode::kReplicated ? size_t{0} : static_cast<size_t>(strategy);
   way_tokens[static_cast<size_t>(mode)][s]->Increment(static_cast<double>(tokens));
+}
+
+void EngineMetrics::SetRates(const Figures& figures) {
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const bool known = r < figures.devices.size();
+    ranks[r].measured_rate->Set(known ? figures.devices[r].product_flops_per_s : 0);
+  }
 }
 
 void EngineMetrics::SetPages(size_t rank, int64_t used, int64_t total) {

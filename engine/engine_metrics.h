@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/metrics.h"
+#include "engine/cost/figures.h"
 #include "engine/schedule/step_plan.h"
 #include "engine/worker/step_result.h"
 
@@ -17,6 +18,8 @@ struct EngineMetrics {
   void AddStep(const std::vector<RankStepResult>& results);
   // Prompt tokens that were computed in one way.
   void AddWay(TokenMode mode, RingStrategy strategy, int64_t tokens);
+  // Ranks beyond `figures` have no rate.
+  void SetRates(const Figures& figures);
   // KV pages of a rank.
   void SetPages(size_t rank, int64_t used, int64_t total);
 

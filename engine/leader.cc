@@ -204,7 +204,7 @@ void Leader::Publish() {
   for (size_t r = rank_totals_.size(); r < p_.metrics.ranks.size(); ++r)
     p_.metrics.SetPages(r, 0, 0);
   p_.metrics.epoch.Set(static_cast<double>(epoch_));
-  p_.metrics.ring_size.Set(static_cast<double>(rank_totals_.size()));
+  p_.metrics.ring_size.Set(ring_formed_ ? static_cast<double>(rank_totals_.size()) : 0);
   const auto recomputed = static_cast<double>(p_.scheduler.recomputed_tokens());
   p_.metrics.recomputed_tokens.Increment(recomputed - p_.metrics.recomputed_tokens.Value());
   MutexLock lock(&mutex_);

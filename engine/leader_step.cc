@@ -337,7 +337,10 @@ absl::Status Leader::FormRing() {
   for (const Regrouped::Loss& loss : regrouped.lost) {
     for (const Span& span : loss.spans) lost_tokens += span.size();
   }
-  if (p_.measured != nullptr) p_.measured->Regroup(from);
+  if (p_.measured != nullptr) {
+    p_.measured->Regroup(from);
+    p_.metrics.SetRates(p_.measured->figures());
+  }
   NoteStrangers(from);
   std::vector<RankStatus> totals(from.size());
   for (size_t r = 0; r < from.size(); ++r) {

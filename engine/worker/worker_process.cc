@@ -112,15 +112,16 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
   const bool too_late = Clock::Real().Now() >= give_up_at_;
   absl::StatusOr<std::unique_ptr<Connection>> connection = CallLeader();
   if (!connection.ok()) {
-    Log(too_late ? LogLevel::kError : LogLevel::kWarning, "cannot join the leader",
+    const bool final = absl::IsUnauthenticated(connection.status()) ||
+                       absl::IsInvalidArgument(connection.status());
+    const bool ends = too_late || final;
+    Log(ends ? LogLevel::kError : LogLevel::kWarning, "cannot join the leader",
         {{"leader", options_.leader},
          {"reason", std::string(connection.status().message())},
          {"hint", ClosedInHandshake(connection.status()) ? "does it have the same secret?"
                                                          : "does it run, and is it reachable?"},
-         {"tries_again", !too_late}});
-    const bool final = absl::IsUnauthenticated(connection.status()) ||
-                       absl::IsInvalidArgument(connection.status());
-    if (too_late || final) return WorkerEnd::kLeaderGone;
+         {"tries_again", !ends}});
+    if (ends) return WorkerEnd::kLeaderGone;
     return std::nullopt;
   }
   WorkerSession session({.model = model_,

@@ -27,7 +27,7 @@ int Fail(int exit_code, std::string_view what, const absl::Status& status) {
 int Serve(const Config& config) {
   SetUpLogging(config.log_level);
   RaiseFileLimit();
-  StopSignals signals;  // before any thread starts
+  StopSignals signals(kExitOk);  // before any thread starts
   // Held to the end of the process: tearing the library down with its last object may stall for
   // seconds.
   grpc_init();
@@ -36,6 +36,7 @@ int Serve(const Config& config) {
   absl::StatusOr<std::unique_ptr<Daemon>> started = Daemon::Start(config, *std::move(model));
   if (!started.ok()) return Fail(kExitConfig, "cannot start", started.status());
   Daemon& daemon = **started;
+  signals.Started();
   std::cout << "ready grpc=" << daemon.grpc_address() << " metrics=" << daemon.metrics_address()
             << std::endl;
   const int signal = signals.WaitFirst();

@@ -8,8 +8,10 @@
 #include <cerrno>
 #include <csignal>
 #include <cstdint>
+#include <cstring>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace ringfill {
 
@@ -17,7 +19,7 @@ void IgnoreWriteSignals() {
   for (const int number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);
 }
 
-StopSignals::StopSignals() {
+StopSignals::StopSignals(std::optional<int> early_exit_code) : early_exit_code_(early_exit_code) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
@@ -37,6 +39,21 @@ StopSignals::~StopSignals() {
   close(stop_fd_);
 }
 
+void StopSignals::Started() {
+  MutexLock lock(&mutex_);
+  early_exit_code_.reset();
+}
+
+void StopSignals::NoteFirst(int number) {
+  MutexLock lock(&mutex_);
+  if (early_exit_code_.has_value()) {
+    Log(LogLevel::kInfo, "stopped before it was ready", {{"signal", strsignal(number)}});
+    _exit(*early_exit_code_);
+  }
+  first_signal_ = number;
+  first_.Notify();
+}
+
 int StopSignals::WaitFirst() {
   first_.WaitForNotification();
   return first_signal_;
@@ -53,8 +70,7 @@ void StopSignals::Watch() {
     signalfd_siginfo info;
     if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
     if (!first_.HasBeenNotified()) {
-      first_signal_ = static_cast<int>(info.ssi_signo);
-      first_.Notify();
+      NoteFirst(static_cast<int>(info.ssi_signo));
     } else if (!second_.HasBeenNotified()) {
       second_.Notify();
     }

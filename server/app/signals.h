@@ -1,10 +1,12 @@
 // SIGTERM and SIGINT as values, with no work in signal handlers; signals that nobody needs.
 #pragma once
 
-#include <functional>
+#include <optional>
 #include <thread>
 
+#include "absl/base/thread_annotations.h"
 #include "absl/synchronization/notification.h"
+#include "base/mutex.h"
 
 namespace ringfill {
 
@@ -16,10 +18,15 @@ void IgnoreWriteSignals();
 // process.
 class StopSignals {
  public:
-  StopSignals();
+  // A signal that comes before Started ends the process at once, with `early_exit_code`: nothing is
+  // served yet, and workers end with their leader's connection.
+  explicit StopSignals(std::optional<int> early_exit_code = std::nullopt);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
+
+  // From now on signals are for those who wait for them.
+  void Started();
 
   // Waits for the first signal; returns its number.
   int WaitFirst();
@@ -29,6 +36,10 @@ class StopSignals {
  private:
   void Watch();
 
+  void NoteFirst(int number);
+
+  Mutex mutex_;
+  std::optional<int> early_exit_code_ ABSL_GUARDED_BY(mutex_);
   int signal_fd_ = -1;
   int stop_fd_ = -1;
   int first_signal_ = 0;  // written before first_ is notified

@@ -81,6 +81,16 @@ void ToProto(const DoneEvent& in, v1::ScoreResponse& out) {
   SetAccounts(in, out);
 }
 
+// Of the ranks that are there.
+void SetCapacity(const EngineStatus& status, const EngineInfo& info, v1::GetStatusResponse& out) {
+  int64_t pages = 0;
+  for (const RankStatus& rank : status.ranks) pages += rank.pages_total;
+  out.set_ring_formed(status.ring_formed);
+  out.set_configured_ranks(info.ranks);
+  out.set_kv_bytes(info.kv_bytes / info.kv_pages * pages);
+  out.set_kv_tokens(pages * info.page_tokens);
+}
+
 void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusResponse& out) {
   out.set_draining(status.draining);
   out.set_queued(status.queued);
@@ -97,8 +107,7 @@ void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusRe
   out.set_page_tokens(info.page_tokens);
   out.set_chunk_tokens(info.chunk_tokens);
   out.set_max_context_tokens(info.max_context_tokens);
-  out.set_kv_bytes(info.kv_bytes);
-  out.set_kv_tokens(info.kv_tokens);
+  SetCapacity(status, info, out);
   out.set_slots(status.slots);
   out.set_failed_steps(status.failed_steps);
   out.set_recomputed_tokens(status.recomputed_tokens);

@@ -123,6 +123,8 @@ TEST(StatusTable, NamesTheModelAndEachRank) {
   status.set_layout("snake");
   status.set_slots(4);
   status.set_epoch(1);
+  status.set_ring_formed(true);
+  status.set_configured_ranks(1);
   status.add_ranks()->set_kv_pages_total(1200);
   v1::GetModelResponse model;
   model.set_name("tiny");
@@ -135,6 +137,18 @@ TEST(StatusTable, NamesTheModelAndEachRank) {
   EXPECT_THAT(table, HasSubstr("0     0      0 of 1,200     0.0 ms  -  0.0 ms  0 B   -   -\n"));
   EXPECT_THAT(table, Not(HasSubstr("prompts"))) << "none was computed";
   EXPECT_THAT(table, Not(HasSubstr("repairs")));
+}
+
+TEST(StatusTable, SaysWhichRanksAreMissing) {
+  v1::GetStatusResponse status;
+  status.set_transport("processes");
+  status.set_configured_ranks(3);
+  status.add_ranks();
+  status.add_ranks();
+  EXPECT_THAT(StatusTable(status, {}),
+              HasSubstr("ring       none is formed; 3 ranks as processes are configured\n"));
+  status.set_ring_formed(true);
+  EXPECT_THAT(StatusTable(status, {}), HasSubstr("ring       2 of 3 ranks as processes, "));
 }
 
 TEST(StatusTable, ShowsHowPromptsWereComputedAndHowWellItWent) {

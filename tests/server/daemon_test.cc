@@ -311,7 +311,9 @@ TEST(StatusTest, DescribesModelAndEngine) {
   EXPECT_EQ(model.eos_token_id(), static_cast<uint32_t>(kTinyImEnd));
   const v1::GetStatusResponse status = daemon.Status();
   EXPECT_EQ(status.version(), Version());
+  EXPECT_TRUE(status.ring_formed());
   EXPECT_EQ(status.ranks_size(), 2);
+  EXPECT_EQ(status.configured_ranks(), 2u);
   EXPECT_EQ(status.compute_dtype(), "f32");
   EXPECT_NE(status.attention_kernel(), "");
   EXPECT_GT(status.kv_tokens(), static_cast<uint64_t>(kTinyContext));

@@ -15,6 +15,7 @@
 #include "nlohmann/json.hpp"
 #include "server/app/version.h"
 #include "server/text.h"
+#include "tests/server/eventually.h"
 #include "tests/server/ringfilld.h"
 #include "tests/server/test_daemon.h"
 #include "tests/testing/tiny_model.h"
@@ -77,11 +78,14 @@ TEST(CommandLineTest, BadUsageAndConfigurationExitWith2) {
 
 TEST(CommandLineTest, WhatDoesNotFitTheModelOrTheMachineExitsWith2) {
   const std::string model = "model.path=" + TinyModelPath();
+  const std::string fifo = testing::TempDir() + "trace.fifo";  // that nobody reads
+  ASSERT_TRUE(mkfifo(fifo.c_str(), 0600) == 0 || errno == EEXIST);
   const std::vector<std::string> base = {"--set", model, "--set", "server.listen=127.0.0.1:0"};
   const std::pair<std::string, std::string> cases[] = {
       {"server.listen=203.0.113.7:1", "server.listen"},
       {"metrics.listen=203.0.113.7:1",
        "metrics.listen: cannot listen on 203.0.113.7:1: Cannot assign requested address"},
+      {"trace.path=" + fifo, fifo + ": No such device or address"},
   };
   for (const auto& [setting, says] : cases) {
     std::vector<std::string> arguments = base;
@@ -133,6 +137,23 @@ TEST(ServeTest, PrintsOneLineAndStopsOnEachSignal) {
     EXPECT_EQ(std::count_if(lines.begin(), lines.end(), says("the ranks were measured")), 1);
     EXPECT_EQ(std::count_if(lines.begin(), lines.end(), says("started")), 1);
     EXPECT_EQ(lines.back()["message"], "stopped");
+  }
+}
+
+// Whatever it waits for.
+TEST(ServeTest, ASignalBeforeItIsReadyEndsIt) {
+  const std::string secret = testing::TempDir() + "early.secret";
+  std::ofstream(secret) << "0123456789abcdef0123456789abcdef";
+  ASSERT_EQ(chmod(secret.c_str(), 0600), 0);
+  for (const int signal : {SIGTERM, SIGINT}) {
+    Subprocess daemon(ServeCommand({"ring.transport=processes", "ring.start_workers=false",
+                                    "ring.secret_file=" + secret, "ring.join_timeout_s=300"}));
+    ASSERT_TRUE(
+        Eventually([&] { return daemon.Errors().find("awaiting workers") != std::string::npos; }));
+    daemon.Signal(signal);
+    EXPECT_EQ(daemon.Wait(), 0);
+    EXPECT_EQ(daemon.rest_of_output(), "");
+    EXPECT_EQ(LogLines(daemon.Errors()).back()["message"], "stopped before it was ready");
   }
 }
 

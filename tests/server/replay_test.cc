@@ -164,10 +164,13 @@ TEST_F(ServerReplayTest, HelpTeachesAndBadUsageSaysWhatToDo) {
   EXPECT_EQ(help.code, kExitOk);
   EXPECT_THAT(help.out, AllOf(HasSubstr("debug.plan_log=run.plan"), HasSubstr("--tolerance"),
                               HasSubstr("Exit codes:")));
-  const Exit nothing = RunReplay({"--model", TinyModelPath()});
-  EXPECT_EQ(nothing.code, kExitConfig);
-  EXPECT_THAT(nothing.err,
-              AllOf(HasSubstr("give --plan-log FILE"), HasSubstr("Try: ringfilld replay --help")));
+  for (const std::vector<std::string>& arguments :
+       {std::vector<std::string>{}, {"--model", TinyModelPath()}}) {
+    const Exit nothing = RunReplay(arguments);
+    EXPECT_EQ(nothing.code, kExitConfig);
+    EXPECT_THAT(nothing.err, AllOf(HasSubstr("give --plan-log FILE"),
+                                   HasSubstr("Try: ringfilld replay --help")));
+  }
   for (const char* bad : {"-1", "nan", "inf", "x", ""}) {
     const Exit exit = RunReplay(Arguments({"--tolerance", bad}));
     EXPECT_EQ(exit.code, kExitConfig) << bad;

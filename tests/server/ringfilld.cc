@@ -31,8 +31,13 @@ Exit RunRingfilld(const std::vector<std::string>& arguments, const std::string& 
   return {code, process.rest_of_output(), process.Errors()};
 }
 
+std::vector<std::string> ServeCommand(const std::vector<std::string>& settings,
+                                      const std::string& under) {
+  return Command(Serving(settings), under);
+}
+
 Ringfilld::Ringfilld(const std::vector<std::string>& settings, const std::string& under)
-    : process_(Command(Serving(settings), under)), ready_(process_.ReadLine()) {
+    : process_(ServeCommand(settings, under)), ready_(process_.ReadLine()) {
   const size_t grpc = ready_.find("grpc="), metrics = ready_.find(" metrics=");
   if (grpc == std::string::npos || metrics == std::string::npos) return;
   grpc_address_ = ready_.substr(grpc + 5, metrics - grpc - 5);

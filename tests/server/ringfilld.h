@@ -19,6 +19,10 @@ struct Exit {
 // "ulimit -n 100".
 Exit RunRingfilld(const std::vector<std::string>& arguments, const std::string& under = "true");
 
+// How a daemon on the tiny model, two ranks and free ports is started.
+std::vector<std::string> ServeCommand(const std::vector<std::string>& settings,
+                                      const std::string& under = "true");
+
 // A running daemon on the tiny model, two ranks and free ports.
 class Ringfilld {
  public:
