@@ -10,6 +10,8 @@
 #
 # Installs what is missing, builds, fetches the model, starts ringfilld with config/quickstart.yaml and
 # runs `ringfill generate`. Safe to run again: nothing is done twice.
+#
+# The model holds 8,192 tokens, document, question and answer: about 30 kB of English text.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -89,18 +91,28 @@ read -r _ grpc metrics <"$run_dir/ready"
 address=${grpc#grpc=}
 metrics=${metrics#metrics=}
 
-say "asking about $document: $question"
-{
+prompt() {
   cat "$document"
   printf '\n\n%s\n' "$question"
-} | "$root/build/release/bin/ringfill" --address "$address" generate --chat --prompt-file - \
-  --max-tokens "$max_tokens" --progress --stats
+}
+
+client=("$root/build/release/bin/ringfill" --address "$address")
+tokens=$(prompt | "${client[@]}" tokenize --chat --count --file -)
+context=$("${client[@]}" status --json | grep -o '"max_context_tokens":[0-9]*' | head -n 1)
+context=${context#*:}
+if [[ $tokens -ge $context ]]; then
+  die "document and question are $tokens tokens, the quickstart's model holds $context with the answer;" \
+    "take a shorter document, or start ringfilld with a model of longer context (--set model.path=FILE)"
+fi
+
+say "asking about $document: $question"
+prompt | "${client[@]}" generate --chat --prompt-file - --max-tokens "$max_tokens" --progress --stats
 
 printf '\n' >&2
 if $keep; then
   trap - EXIT
   say "the daemon stays: pid $daemon_pid, gRPC on $address, metrics on http://$metrics/metrics"
-  say "its log is $run_dir/log; stop it with: kill $daemon_pid"
+  say "its log is $run_dir/log; stop it with: kill $daemon_pid; rm -r $run_dir"
   say "next: build/release/bin/ringfill --address $address generate --chat --prompt 'Why is the sky blue?'"
 else
   say "next: tools/quickstart.sh --keep leaves the daemon running; --prompt-file F reads your document"
