@@ -91,7 +91,8 @@ std::vector<ConfigKey> ServerKeys() {
       Integer("server.outbox_events", "256", &Config::server_outbox_events, 1, 65536,
               "Tokens that wait for a slow client before its request pauses."),
       Text("metrics.listen", ConfigKind::kAddress, "127.0.0.1:9464", &Config::metrics_listen,
-           "Address of the Prometheus endpoint (/metrics), an IP address; \"\" switches it off."),
+           "Address of the Prometheus endpoint (/metrics), an IP address or localhost; \"\" "
+           "switches it off."),
       Choice("log.level", &Config::log_level, {"debug", "info", "warning", "error"}, "info",
              "Least level of the JSON lines on stderr."),
   };
@@ -133,7 +134,8 @@ std::vector<ConfigKey> CacheKeys() {
              "Type of stored keys and values; auto follows compute.dtype."),
       Tokens("kv.page_tokens", "64", &Config::kv_page_tokens, 16, 256, 16, "Tokens of a KV page."),
       Bytes("kv.memory_bytes", "0", &Config::kv_memory_bytes, 0, kMaxBytes,
-            "KV memory over all ranks; 0 is four full contexts, at most a quarter of the memory."),
+            "KV memory over all ranks (2GiB, or decimal 2GB); 0 is four full contexts and a page a "
+            "rank for each request that may run, at most a quarter of the memory."),
       Tokens("kv.decode_reserve", "256", &Config::kv_decode_reserve, 0, 1 << 20, 1,
              "Tokens reserved beyond the prompt at admission (at most max_tokens of the request)."),
       Choice("sharding.layout", &Config::sharding_layout,
@@ -199,9 +201,11 @@ std::vector<ConfigKey> TraceKeys() {
 
 std::vector<ConfigKey> DebugKeys() {
   return {
-      Text("debug.plan_log", ConfigKind::kText, "", &Config::debug_plan_log,
-           "File that records every step and what came of it, for ringfilld replay; it holds the "
-           "prompts' tokens. The log of the run before becomes FILE.1. \"\" is off."),
+      Text(
+          "debug.plan_log", ConfigKind::kText, "", &Config::debug_plan_log,
+          "File that records every step and what came of it, for ringfilld replay; it holds the "
+          "prompts' tokens. The log of the run before becomes FILE.1. \"\" is off. A leading ~ and "
+          "${NAME} are expanded."),
       Bytes("debug.plan_log_max_bytes", "1GiB", &Config::debug_plan_log_max_bytes, 65536, kMaxBytes,
             "Size at which the log ends; a step takes some 100 bytes and 4 for each KV page of its "
             "requests."),

@@ -18,7 +18,7 @@ Prints one line on stdout when ready: ready grpc=HOST:PORT metrics=HOST:PORT
 Logs JSON lines on stderr. SIGTERM or SIGINT drains and stops; a second one cuts the drain short.
 
 Examples:
-  ringfilld --config config/quickstart.yaml
+  RINGFILL_MODEL=$(tools/fetch_model.sh) ringfilld --config config/quickstart.yaml
   ringfilld --set model.path=model.gguf --set ranks.count=2 --set server.listen=127.0.0.1:0
   ringfilld --config my.yaml --check-config
   ringfilld --print-config > my.yaml

@@ -74,10 +74,10 @@ absl::StatusOr<Config> ReplayConfig(const RawOptions& raw) {
   RF_ASSIGN_OR_RETURN(Config config, ReadConfig(raw.config));
   if (!raw.model.empty()) config.model_path = raw.model;
   if (!raw.plan_log.empty()) config.debug_plan_log = raw.plan_log;
-  RF_RETURN_IF_ERROR(SettleConfig(config));
   if (config.debug_plan_log.empty()) {
     return absl::InvalidArgumentError("give --plan-log FILE, the daemon's debug.plan_log");
   }
+  RF_RETURN_IF_ERROR(SettleConfig(config));
   return config;
 }
 

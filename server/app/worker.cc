@@ -45,7 +45,9 @@ workers share a host. Of the configuration it reads model.path,
 compute.threads, ring.secret_file, ring.join_timeout_s and log.level; compute.dtype, kv.dtype and
 compute.isa when they are not auto: it refuses a daemon that has others.
 
-A worker started by hand that loses its daemon calls again for ring.join_timeout_s, then ends.
+A worker started by hand that loses its daemon calls again for ring.join_timeout_s, then ends. One
+whose rank is taken waits as a spare, without such a limit while the daemon answers, and takes the
+rank over when it becomes free.
 SIGTERM or SIGINT make it leave the ring; the others go on. One that the daemon started ends with
 the daemon and ignores both.
 
