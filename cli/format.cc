@@ -133,14 +133,15 @@ Json ModelJson(const v1::GetModelResponse& model) {
 
 std::string RingText(const v1::GetStatusResponse& status) {
   if (!status.ring_formed()) {
-    return absl::StrCat("none is formed; ", status.configured_ranks(), " ranks as ",
-                        status.transport(), " are configured");
+    return absl::StrCat(
+        "none is formed; configured: ", FormatNumbered(status.configured_ranks(), "rank"), " as ",
+        status.transport());
   }
   const bool whole = static_cast<uint32_t>(status.ranks_size()) == status.configured_ranks();
-  return absl::StrCat(
-      status.ranks_size(), whole ? "" : absl::StrCat(" of ", status.configured_ranks()),
-      status.configured_ranks() == 1 ? " rank" : " ranks", " as ", status.transport(), ", ",
-      status.layout(), " over ", status.slots(), " slots, epoch ", status.epoch());
+  return absl::StrCat(whole ? "" : absl::StrCat(status.ranks_size(), " of "),
+                      FormatNumbered(status.configured_ranks(), "rank"), " as ", status.transport(),
+                      ", ", status.layout(), " over ", status.slots(), " slots, epoch ",
+                      status.epoch());
 }
 
 }  // namespace
@@ -207,10 +208,10 @@ std::string StatsTable(const v1::Done& done) {
                         FormatRate(decoded, timings.decode_ms()));
   for (const v1::RankShare& rank : done.ranks()) {
     const double all = rank.busy_ms() + rank.wait_ms();
-    absl::StrAppendFormat(&table, "  %-12s busy %s (%.0f %%), wait %s, %s KV pages\n",
+    absl::StrAppendFormat(&table, "  %-12s busy %s (%.0f %%), wait %s, %s\n",
                           absl::StrCat("rank ", rank.rank()), FormatMs(rank.busy_ms()),
                           all > 0 ? 100 * rank.busy_ms() / all : 0.0, FormatMs(rank.wait_ms()),
-                          FormatCount(rank.kv_pages()));
+                          FormatNumbered(rank.kv_pages(), "KV page"));
   }
   return table;
 }
@@ -293,8 +294,9 @@ std::string StatusTable(const v1::GetStatusResponse& status, const v1::GetModelR
   row("requests", load);
   row("ring", RingText(status));
   if (status.failed_steps() > 0) {
-    row("repairs", absl::StrCat(FormatCount(status.failed_steps()), " failed steps, ",
-                                FormatCount(status.recomputed_tokens()), " tokens recomputed"));
+    row("repairs",
+        absl::StrCat(FormatNumbered(status.failed_steps(), "failed step"), ", ",
+                     FormatNumbered(status.recomputed_tokens(), "token"), " recomputed"));
   }
   if (const std::string modes = FormatShares(status.modes()); !modes.empty()) {
     row("prompts", absl::StrCat("computed ", modes));

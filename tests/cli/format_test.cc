@@ -64,6 +64,16 @@ TEST(StatsTable, ShowsRatesAndShares) {
   EXPECT_THAT(table, HasSubstr("rank 1       busy 75 ms (75 %), wait 25 ms, 16 KV pages"));
 }
 
+TEST(Tables, OneIsSingular) {
+  v1::Done done;
+  done.add_ranks()->set_kv_pages(1);
+  EXPECT_THAT(StatsTable(done), HasSubstr(", 1 KV page\n"));
+  v1::GetStatusResponse status;
+  status.set_failed_steps(1);
+  status.set_recomputed_tokens(1);
+  EXPECT_THAT(StatusTable(status, {}), HasSubstr("1 failed step, 1 token recomputed\n"));
+}
+
 TEST(StatsTable, OneTokenHasNoDecodeRate) {
   v1::Done done;
   done.mutable_usage()->set_completion_tokens(1);
@@ -146,7 +156,7 @@ TEST(StatusTable, SaysWhichRanksAreMissing) {
   status.add_ranks();
   status.add_ranks();
   EXPECT_THAT(StatusTable(status, {}),
-              HasSubstr("ring       none is formed; 3 ranks as processes are configured\n"));
+              HasSubstr("ring       none is formed; configured: 3 ranks as processes\n"));
   status.set_ring_formed(true);
   EXPECT_THAT(StatusTable(status, {}), HasSubstr("ring       2 of 3 ranks as processes, "));
 }
