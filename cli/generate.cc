@@ -90,6 +90,7 @@ int PrintResult(const GenerateOptions& options, const Generation& generation, Co
     console.out << DumpJson(GenerationJson(generation, options.logprobs.has_value())) << '\n';
   }
   if (!console.FlushOut()) return kRequestFailed;
+  if (options.logprobs && !options.json) console.PrintNote("--logprobs shows only with --json");
   if (options.stats) console.err << '\n' << StatsTable(generation.done) << std::flush;
   return kDone;
 }
@@ -123,7 +124,6 @@ int RunGenerate(const GenerateOptions& options, Session session) {
   Console& console = session.console;
   const absl::StatusOr<v1::GenerateRequest> request = BuildGenerateRequest(options, console);
   if (!request.ok()) return ReportUsage(request.status(), console);
-  if (options.logprobs && !options.json) console.PrintNote("--logprobs shows only with --json");
   int exit_code = kDone;
   const std::unique_ptr<Client> client =
       ConnectOrReport(session.connection, session.interrupt, console, exit_code);
