@@ -440,7 +440,7 @@ absl::Status Mesh::Write() {
 
 absl::Status Mesh::Read(Peer& peer, bool& any) {
   const Link::ReadResult result = peer.link->Read(peer);
-  any = result.any || result.end;
+  any = result.any || result.end || !result.socket.ok();
   if (result.any) peer.silence.Heard(watch_.clock->Now());
   if (!result.frames.ok()) return result.frames;
   if (!result.socket.ok()) {

@@ -148,7 +148,7 @@ class Mesh {
 
   absl::Status TendLinks(Instant due, Instant now);
   absl::Status Write();
-  // True when something came.
+  // True when something came, be it the end of a link.
   absl::StatusOr<bool> ReadAll();
   absl::Status Read(Peer& peer, bool& any);
   void Lose(Peer& peer, absl::string_view why);

@@ -1,10 +1,14 @@
-// How a mesh watches its links, in time that the test makes.
+// How a mesh watches its links, in time that the test makes, and sees them break.
 #include "engine/comm/tcp/mesh.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
 #include <atomic>
+#include <memory>
+#include <span>
+#include <thread>
 #include <vector>
 
 #include "tests/engine/comm/tcp/link_ends.h"
@@ -110,6 +114,34 @@ TEST_F(MeshWatchTest, BytesAreHeard) {
   EXPECT_THAT(dead_, IsEmpty());
   TendFor(milliseconds(500));
   EXPECT_THAT(dead_, ElementsAre(1));
+}
+
+// Reset, not closed: there is no end of the stream to be read. Until its deadline the transfer
+// would wait for a link that is no longer looked at.
+TEST(MeshTest, ALinkThatBreaksWhileItLooksOutForInputEndsTheTransfer) {
+  LinkEnds ends;
+  std::vector<std::unique_ptr<Link>> links(2);
+  links[1] = std::move(ends.a);
+  Waker waker;
+  const std::atomic<TraceBuffer*> trace{nullptr};
+  Mesh mesh(0, std::move(links), waker, trace, {});
+  std::vector<std::byte> part(8), whole(16);
+  Communicator::AllGatherArgs args;
+  args.send = part;
+  args.recv = whole;
+  args.deadline = Clock::Real().Now() + std::chrono::minutes(10);
+  const auto transfer = std::make_shared<HostTransfer>();
+  mesh.Add(std::move(args), transfer);
+  std::thread peer([&] {
+    pollfd polled = {ends.b->fd(), POLLIN, 0};
+    EXPECT_TRUE(PollUntil(std::span(&polled, 1), Clock::Real().Now() + seconds(60)));
+    const linger reset = {.l_onoff = 1, .l_linger = 0};
+    EXPECT_EQ(setsockopt(ends.b->fd(), SOL_SOCKET, SO_LINGER, &reset, sizeof(reset)), 0);
+    ends.b.reset();
+  });
+  while (!transfer->done()) mesh.Turn(seconds(1));
+  peer.join();
+  EXPECT_TRUE(absl::IsUnavailable(mesh.abort_status())) << mesh.abort_status();
 }
 
 }  // namespace
