@@ -87,7 +87,7 @@ void SetCapacity(const EngineStatus& status, const EngineInfo& info, v1::GetStat
   for (const RankStatus& rank : status.ranks) pages += rank.pages_total;
   out.set_ring_formed(status.ring_formed);
   out.set_configured_ranks(info.ranks);
-  out.set_kv_bytes(info.kv_bytes / info.kv_pages * pages);
+  if (info.kv_pages > 0) out.set_kv_bytes(info.kv_bytes / info.kv_pages * pages);
   out.set_kv_tokens(pages * info.page_tokens);
 }
 
