@@ -12,10 +12,11 @@ absl::StatusOr<int64_t> Inbox::Reserve() {
                           kRetryAfterRestart);
   }
   if (queued_ >= max_queued_) {
-    return WithRetryAfter(absl::ResourceExhaustedError(absl::StrCat(
-                              "the queue is full: ", queued_, " requests wait, the bound is ",
-                              max_queued_, "; try again later")),
-                          kRetrySoon);
+    return WithRetryAfter(
+        absl::ResourceExhaustedError(absl::StrCat(
+            "the queue is full: ", queued_, queued_ == 1 ? " request waits" : " requests wait",
+            ", the bound is ", max_queued_, "; try again later")),
+        kRetrySoon);
   }
   ++living_;
   return queued_++;

@@ -148,8 +148,7 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
     case WorkerSession::End::kRefused:
       return WorkerEnd::kRefused;
     case WorkerSession::End::kTryAgain:
-      break;
-    case WorkerSession::End::kLost:
+    case WorkerSession::End::kLost:  // both: it was there
       give_up_at_ = Clock::Real().Now() + options_.join_limit;
       break;
   }
