@@ -12,5 +12,8 @@ int UsableCores();
 int64_t MachineBytes();
 // "unknown" when the system does not say.
 std::string HostName();
+// The running kernel's own, another one after each boot; containers of a machine share it. Empty
+// when the system does not say.
+std::string BootId();
 
 }  // namespace ringfill

@@ -49,7 +49,7 @@ struct JoinMessage {
   CpuIsa best_isa = CpuIsa::kBaseline;
   std::string data_address;  // where its end of the ring listens
   std::string host;
-  std::string boot_id;  // of its kernel (boot_id.h)
+  std::string boot_id;  // of its kernel (BootId)
   int64_t pid = 0;
 };
 

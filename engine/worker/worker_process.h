@@ -17,7 +17,6 @@
 #include "engine/comm/tcp/listener.h"
 #include "engine/comm/tcp/secret.h"
 #include "engine/model/model.h"
-#include "engine/worker/boot_id.h"
 #include "engine/worker/control_message.h"
 
 namespace ringfill {

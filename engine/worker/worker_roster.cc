@@ -6,7 +6,6 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/machine.h"
-#include "engine/worker/boot_id.h"
 #include "engine/worker/result_codec.h"
 
 namespace ringfill {
