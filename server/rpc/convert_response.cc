@@ -31,6 +31,14 @@ void SetAccounts(const DoneEvent& in, Message& out) {
   }
 }
 
+// Of the ranks that are there.
+void SetCapacity(const EngineStatus& status, const EngineInfo& info, v1::GetStatusResponse& out) {
+  int64_t pages = 0;
+  for (const RankStatus& rank : status.ranks) pages += rank.pages_total;
+  if (info.kv_pages > 0) out.set_kv_bytes(info.kv_bytes / info.kv_pages * pages);
+  out.set_kv_tokens(pages * info.page_tokens);
+}
+
 v1::FinishReason ToProto(FinishReason reason) {
   return reason == FinishReason::kStop ? v1::FINISH_REASON_STOP : v1::FINISH_REASON_LENGTH;
 }
@@ -81,16 +89,6 @@ void ToProto(const DoneEvent& in, v1::ScoreResponse& out) {
   SetAccounts(in, out);
 }
 
-// Of the ranks that are there.
-void SetCapacity(const EngineStatus& status, const EngineInfo& info, v1::GetStatusResponse& out) {
-  int64_t pages = 0;
-  for (const RankStatus& rank : status.ranks) pages += rank.pages_total;
-  out.set_ring_formed(status.ring_formed);
-  out.set_configured_ranks(info.ranks);
-  if (info.kv_pages > 0) out.set_kv_bytes(info.kv_bytes / info.kv_pages * pages);
-  out.set_kv_tokens(pages * info.page_tokens);
-}
-
 void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusResponse& out) {
   out.set_draining(status.draining);
   out.set_queued(status.queued);
@@ -108,6 +106,8 @@ void ToProto(const EngineStatus& status, const EngineInfo& info, v1::GetStatusRe
   out.set_chunk_tokens(info.chunk_tokens);
   out.set_max_context_tokens(info.max_context_tokens);
   SetCapacity(status, info, out);
+  out.set_ring_formed(status.ring_formed);
+  out.set_configured_ranks(info.ranks);
   out.set_slots(status.slots);
   out.set_failed_steps(status.failed_steps);
   out.set_recomputed_tokens(status.recomputed_tokens);

@@ -327,6 +327,23 @@ TEST(ToGrpcStatusTest, DetailsAreBounded) {
   EXPECT_EQ(ToGrpcStatus(status).error_details(), "");
 }
 
+TEST(ToProtoTest, CapacityIsThatOfTheRanksThatAreThere) {
+  EngineInfo info;
+  info.ranks = 3;
+  info.page_tokens = 64;
+  info.kv_pages = 300;
+  info.kv_bytes = 300 * 1000;
+  EngineStatus status;
+  status.ring_formed = false;
+  for (int rank = 0; rank < 2; ++rank) status.ranks.emplace_back().pages_total = 100;
+  v1::GetStatusResponse out;
+  ToProto(status, info, out);
+  EXPECT_EQ(out.configured_ranks(), 3u);
+  EXPECT_FALSE(out.ring_formed());
+  EXPECT_EQ(out.kv_tokens(), 200u * 64);
+  EXPECT_EQ(out.kv_bytes(), 200u * 1000);
+}
+
 TEST(ToProtoTest, StatusCarriesTheRing) {
   EngineStatus status;
   status.epoch = 3;
