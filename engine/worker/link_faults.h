@@ -29,11 +29,12 @@ class LinkFaults {
   // The link between two seats was found dead while a ring was formed. False when that is known.
   bool Note(int a, int b, Instant now);
 
-  // A ring did not form: the links that were not made, between workers that answered both. Those
-  // that were found dead before, in a ring or in a formation, are believed; of their seats as few
-  // are left out as it takes, by the greedy rule: again and again the one with most dead links, of
-  // two alike the one with most links unmade, then the higher one. Returns them. The others are
-  // remembered for the next time, because one failure may be a moment's.
+  // A ring did not form: the links that were not made, between workers that answered both or at
+  // which one of them failed for good. Those that were found dead before, in a ring or in a
+  // formation, are believed; of their seats as few are left out as it takes, by the greedy rule:
+  // again and again the one with most dead links, of two alike the one with most links unmade, then
+  // the higher one. Returns them. The others are remembered for the next time, because one failure
+  // may be a moment's.
   std::vector<int> LeaveOut(const std::vector<Link>& unmade, Instant now);
 
   bool IsOut(int seat, Instant now) const;

@@ -63,6 +63,11 @@ TEST(LinkFaultsTest, WhoFailsByItselfGoesBeforeWhoCannotReachIt) {
   LinkFaults faults({});
   EXPECT_THAT(faults.LeaveOut({{0, 0}, {0, 1}}, kStart), IsEmpty());
   EXPECT_THAT(faults.LeaveOut({{0, 0}, {0, 1}}, kStart), ElementsAre(0));
+  // It has to go in any case, so it goes before one with as many dead links to others.
+  LinkFaults more({});
+  const std::vector<LinkFaults::Link> unmade = {{0, 0}, {0, 1}, {1, 2}};
+  EXPECT_THAT(more.LeaveOut(unmade, kStart), IsEmpty());
+  EXPECT_THAT(more.LeaveOut(unmade, kStart), ElementsAre(0, 2));
 }
 
 TEST(LinkFaultsTest, WhoIsLeftOutMayReturnEachTimeLater) {

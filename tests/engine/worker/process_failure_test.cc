@@ -187,6 +187,22 @@ TEST(ProcessFailureTest, AllWorkersAtOnceAreReplaced) {
   ExpectMatchesReference(ring.engine().model(), prompt, ring.runner().Run(Greedy(prompt, 4)), 1e-3);
 }
 
+// A newcomer is taken for the mean of the others, which is one here.
+TEST(ProcessFailureTest, MeasuredRatesFollowTheRing) {
+  const std::string path = WriteTinyModel(TinyModelOptions());
+  ProcessRing ring(path, MeasuredOptions(2), RosterForTests(path));
+  const auto rate = [&](const char* rank) {
+    return GaugeOf(ring, "ringfill_rank_measured_operations_per_second", rank);
+  };
+  const double kept = rate("0");
+  EXPECT_GT(kept, 0);
+  kill(ring.Pids().at(1), SIGKILL);
+  EXPECT_TRUE(Eventually([&] { return LostTotal(ring) == 1; }));
+  ASSERT_TRUE(AwaitRanks(ring, 2));
+  EXPECT_EQ(rate("0"), kept);
+  EXPECT_EQ(rate("1"), kept);
+}
+
 // The ring cannot form until the worker that does not answer is given up.
 TEST(ProcessFailureTest, RequestsEndWhileTheRingForms) {
   TinyModelOptions tiny;
@@ -234,7 +250,9 @@ class PatientFormingTest : public testing::Test {
     kill(pids_.at(2), SIGKILL);
     // Now rank 0 waits for rank 1.
     EXPECT_TRUE(Eventually([&] { return !ring_->engine().Status().ring_formed; }));
+    EXPECT_EQ(RingRanks(), 0);
   }
+  double RingRanks() { return GaugeOf(*ring_, "ringfill_ring_ranks"); }
 
   const std::string path_;
   std::unique_ptr<ProcessRing> ring_;
@@ -245,6 +263,7 @@ TEST_F(PatientFormingTest, AWorkerThatDiesEndsTheAttemptForAll) {
   kill(pids_.at(1), SIGKILL);
   EXPECT_TRUE(Eventually([&] { return ring_->engine().Status().ring_formed; }));
   EXPECT_EQ(ring_->engine().Status().ranks.size(), 1u);
+  EXPECT_EQ(RingRanks(), 1);
   EXPECT_EQ(LostTotal(*ring_), 2);
   const auto prompt = RandomPrompt(600, TinyModelOptions().vocab, 3);
   ExpectMatchesReference(ring_->engine().model(), prompt, ring_->runner().Run(Greedy(prompt, 4)),

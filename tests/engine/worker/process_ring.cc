@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -111,6 +112,19 @@ BusyCores::BusyCores(unsigned threads_per_core) {
 BusyCores::~BusyCores() {
   stop_ = true;
   for (std::thread& thread : threads_) thread.join();
+}
+
+double GaugeOf(ProcessRing& ring, const std::string& name, const std::string& rank) {
+  for (const auto& family : ring.runner().metrics().registry()->Collect()) {
+    if (family.name != name) continue;
+    for (const prometheus::ClientMetric& metric : family.metric) {
+      const bool any = rank.empty() && metric.label.empty();
+      if (any || (!metric.label.empty() && metric.label[0].value == rank)) {
+        return metric.gauge.value;
+      }
+    }
+  }
+  return NAN;
 }
 
 bool AwaitRanks(ProcessRing& ring, size_t ranks) {

@@ -61,6 +61,9 @@ class BusyCores {
   std::vector<std::thread> threads_;
 };
 
+// Of a gauge that the engine has, of one rank where that is given; NaN when there is none.
+double GaugeOf(ProcessRing& ring, const std::string& name, const std::string& rank = "");
+
 // Short requests until the ring has so many ranks: newcomers come in between steps.
 bool AwaitRanks(ProcessRing& ring, size_t ranks);
 // Workers lost so far, for whatever reason.
