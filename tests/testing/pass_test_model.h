@@ -91,4 +91,14 @@ inline void ExpectScores(const PassTestModel& text, const StepPlan& plan, int ch
   EXPECT_EQ(scored, expected);
 }
 
+// Rank `odd` is so many steps ahead of the others (negative: behind): no rank takes what it gets.
+inline void ExpectAnotherStepIsRefused(RingHarness& ring, const StepPlan& plan, int odd,
+                                       int64_t ahead) {
+  std::vector<StepPlan> plans(static_cast<size_t>(ring.ranks()), plan);
+  plans[static_cast<size_t>(odd)].step += static_cast<uint64_t>(ahead);
+  for (const RankStepResult& result : ring.RunEach(plans)) {
+    EXPECT_EQ(result.status.code(), absl::StatusCode::kDataLoss) << result.status;
+  }
+}
+
 }  // namespace ringfill

@@ -121,11 +121,7 @@ TEST_P(ReplicatedTest, ARankAtAnotherStepIsRefused) {
   ring.Run(cold);
   StepPlan plan = ring.NewPlan();
   ring.AddDecode(plan, prompt, 50);
-  std::vector<StepPlan> plans(static_cast<size_t>(n), plan);
-  --plans.back().step;
-  for (const RankStepResult& result : ring.RunEach(plans)) {
-    EXPECT_EQ(result.status.code(), absl::StatusCode::kDataLoss) << result.status;
-  }
+  ExpectAnotherStepIsRefused(ring, plan, n - 1, -1);
   ring.Reform();
   StepPlan again = ring.NewPlan();
   ring.AddDecode(again, prompt, 50);

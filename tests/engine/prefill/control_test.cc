@@ -133,11 +133,7 @@ TEST_P(ControlTest, ARankAtAnotherStepIsRefusedAndTheNextEpochIsSound) {
     const auto& prompt = ring.AddSequence(text.Prefix(100), SnakeSpec(n, kPage));
     StepPlan plan = ring.NewPlan();
     ring.AddChunk(plan, prompt, {{0, 100}}, TokenMode::kHome, GetParam());
-    std::vector<StepPlan> plans(static_cast<size_t>(n), plan);
-    --plans.back().step;
-    for (const RankStepResult& result : ring.RunEach(plans)) {
-      EXPECT_EQ(result.status.code(), absl::StatusCode::kDataLoss) << result.status;
-    }
+    ExpectAnotherStepIsRefused(ring, plan, n - 1, -1);
     ring.Reform();
     StepPlan again = ring.NewPlan();
     ring.AddChunk(again, prompt, {{0, 100}}, TokenMode::kHome, GetParam());

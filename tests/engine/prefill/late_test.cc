@@ -86,11 +86,7 @@ TEST_P(LateTest, AFailureLeavesNothingQueued) {
     const auto& prompt = ring.AddSequence(text.Prefix(100), SnakeSpec(n, kPage));
     StepPlan plan = ring.NewPlan();
     ring.AddChunk(plan, prompt, {{0, 100}}, TokenMode::kDealt, GetParam());
-    std::vector<StepPlan> plans(static_cast<size_t>(n), plan);
-    plans[seed % n].step += 7;
-    for (const RankStepResult& result : ring.RunEach(plans)) {
-      EXPECT_EQ(result.status.code(), absl::StatusCode::kDataLoss) << result.status;
-    }
+    ExpectAnotherStepIsRefused(ring, plan, static_cast<int>(seed % n), 7);
     ring.Reform();
     StepPlan again = ring.NewPlan();
     ring.AddChunk(again, prompt, {{0, 100}}, TokenMode::kDealt, GetParam());
