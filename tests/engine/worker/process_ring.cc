@@ -118,10 +118,7 @@ double GaugeOf(ProcessRing& ring, const std::string& name, const std::string& ra
   for (const auto& family : ring.runner().metrics().registry()->Collect()) {
     if (family.name != name) continue;
     for (const prometheus::ClientMetric& metric : family.metric) {
-      const bool any = rank.empty() && metric.label.empty();
-      if (any || (!metric.label.empty() && metric.label[0].value == rank)) {
-        return metric.gauge.value;
-      }
+      if ((metric.label.empty() ? "" : metric.label[0].value) == rank) return metric.gauge.value;
     }
   }
   return NAN;
