@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "base/machine.h"
+#include "engine/choose_backend.h"
 #include "engine/compute/attention/kv_layout.h"
 #include "engine/cost/measured_chooser.h"
 #include "engine/engine_metrics.h"
@@ -56,6 +57,7 @@ class Engine::Impl {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
  private:
+  absl::Status Settle();
   absl::Status MakeWorkers();
   absl::Status MakeChooser();
   void MakeScheduler();
@@ -68,6 +70,7 @@ class Engine::Impl {
   EngineMetrics metrics_;
   EngineInfo info_;
   Inbox inbox_;
+  std::optional<CudaBackend> gpus_;  // until workers_ take it
   std::unique_ptr<Workers> workers_;
   std::unique_ptr<WayChooser> rule_;
   std::unique_ptr<MeasuredChooser> measured_;  // null unless asked for
@@ -76,6 +79,14 @@ class Engine::Impl {
   std::unique_ptr<PlanRecorder> recorder_;  // null unless asked for
   std::unique_ptr<Leader> leader_;
 };
+
+absl::Status Engine::Impl::Settle() {
+  RF_RETURN_IF_ERROR(CheckOptions(options_));
+  RF_ASSIGN_OR_RETURN(gpus_, ChooseBackend(model_, options_));
+  if (!gpus_.has_value()) return SettleOptions(model_->config(), options_, info_);
+  const GpuPages pages{gpus_->pages_per_rank, gpus_->description};
+  return SettleOptions(model_->config(), options_, info_, &pages);
+}
 
 absl::Status Engine::Impl::MakeWorkers() {
   const bool fits_cores = info_.threads_per_rank * options_.ranks <= UsableCores();
@@ -93,7 +104,10 @@ absl::Status Engine::Impl::MakeWorkers() {
     RF_ASSIGN_OR_RETURN(workers_, options_.workers(spec, info_));
     return absl::OkStatus();
   }
-  const ThreadWorkersOptions threads = ThreadOptionsOf(info_, options_);
+  ThreadWorkersOptions threads = ThreadOptionsOf(info_, options_);
+  if (gpus_.has_value()) {
+    threads.make_backend = [this](const WorkersSpec&) { return std::move(gpus_->backend); };
+  }
   RF_ASSIGN_OR_RETURN(workers_, MakeThreadWorkers(spec, model_, threads));
   return absl::OkStatus();
 }
@@ -168,7 +182,7 @@ absl::Status Engine::Impl::MakeRecorder() {
 }
 
 absl::Status Engine::Impl::Start() {
-  RF_RETURN_IF_ERROR(SettleOptions(model_->config(), options_, info_));
+  RF_RETURN_IF_ERROR(Settle());
   RF_RETURN_IF_ERROR(MakeWorkers());
   RF_RETURN_IF_ERROR(MakeChooser());
   MakeScheduler();

@@ -53,6 +53,8 @@ absl::Status CheckLayout(const EngineOptions& o) {
   return CheckWeights(o);
 }
 
+}  // namespace
+
 absl::Status CheckOptions(const EngineOptions& o) {
   RF_RETURN_IF_ERROR(CheckOption(o.ranks >= 1 && o.ranks <= kMaxRanks, "ranks.count", o.ranks,
                                  absl::StrCat("1 to ", kMaxRanks)));
@@ -70,6 +72,20 @@ absl::Status CheckOptions(const EngineOptions& o) {
                                  static_cast<int64_t>(o.outbox_events), "at least 1"));
   return CheckOption(o.kv_memory_bytes >= 0, "kv.memory_bytes", o.kv_memory_bytes,
                      "0 (automatic) or a size");
+}
+
+namespace {
+
+// The KV pool on GPUs.
+void SettleGpuPool(const ModelConfig& model, const EngineOptions& o, const GpuPages& gpu,
+                   EngineInfo& info) {
+  const KvBlockShape shape{info.kv_dtype, model.head_dim, o.page_tokens};
+  const KvGeometry geometry{model.layers, model.kv_heads, o.page_tokens, shape.BlockBytes()};
+  info.gpus = gpu.gpus;
+  info.attention_kernel = "cuda";
+  info.kv_pages = gpu.per_rank * o.ranks;
+  info.kv_bytes = info.kv_pages * static_cast<int64_t>(geometry.PageBytes());
+  info.kv_tokens = info.kv_pages * o.page_tokens;
 }
 
 // Sizes the KV pool.
@@ -103,8 +119,10 @@ absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, Engine
 
 }  // namespace
 
-absl::Status SettleOptions(const ModelConfig& model, EngineOptions& o, EngineInfo& info) {
+absl::Status SettleOptions(const ModelConfig& model, EngineOptions& o, EngineInfo& info,
+                           const GpuPages* gpu) {
   RF_RETURN_IF_ERROR(CheckOptions(o));
+  if (gpu != nullptr) o.dtype = o.kv_dtype = DType::kBF16;
   if (!o.dtype.has_value()) {
     o.dtype = o.isa == CpuIsa::kAvx512Bf16 ? DType::kBF16 : DType::kF32;
   }
@@ -124,6 +142,11 @@ absl::Status SettleOptions(const ModelConfig& model, EngineOptions& o, EngineInf
   info.page_tokens = o.page_tokens;
   info.chunk_tokens = o.chunk_tokens;
   info.max_context_tokens = o.max_context_tokens;
+  info.backend = gpu == nullptr ? "cpu" : "cuda";
+  if (gpu != nullptr) {
+    SettleGpuPool(model, o, *gpu, info);
+    return absl::OkStatus();
+  }
   return SettlePool(model, o, info);
 }
 

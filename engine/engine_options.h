@@ -28,12 +28,19 @@ inline constexpr bool kPoisonByDefault = true;
 
 struct EngineInfo;
 
+// What ranks that are threads of this process compute on. kAuto: GPUs where they can be used, else
+// the CPU.
+enum class Backend { kCpu, kCuda, kAuto };
+
 // Makes the ranks, when they are not threads of this process.
 using WorkersFactory = std::function<absl::StatusOr<std::unique_ptr<Workers>>(
     const WorkersSpec& spec, const EngineInfo& info)>;
 
 struct EngineOptions {
-  int ranks = 1;               // 1 to kMaxRanks
+  int ranks = 1;  // 1 to kMaxRanks
+  Backend backend = Backend::kCpu;
+  std::vector<int> devices;         // [ranks] GPUs; empty: the first ones
+  double kv_memory_fraction = 0.9;  // of what weights and scratch leave of a GPU
   int threads = 0;             // compute threads over all ranks; 0: one a core; at least one a rank
   std::optional<DType> dtype;  // unset: bf16 where the CPU has it, else f32
   std::optional<DType> kv_dtype;  // unset: follows dtype
@@ -80,6 +87,8 @@ struct EngineInfo {
   bool threads_settled_here = false;  // by this machine's cores, not by EngineOptions::threads
   DType dtype = DType::kF32;
   DType kv_dtype = DType::kF32;
+  std::string backend;  // "cpu", "cuda"
+  std::string gpus;     // described, when there are some
   std::string isa;
   std::string attention_kernel;
   std::string transport;  // of the ranks: "threads", "processes"
@@ -94,7 +103,17 @@ struct EngineInfo {
   int64_t kv_tokens = 0;  // capacity over all ranks
 };
 
+// INVALID_ARGUMENT naming the option that is out of its range or does not fit the others.
+absl::Status CheckOptions(const EngineOptions& options);
+
+// The KV pages of ranks on GPUs, which decide that themselves.
+struct GpuPages {
+  int64_t per_rank;
+  std::string gpus;  // described
+};
 // Fills in what was left to the engine. INVALID_ARGUMENT naming the option that does not fit.
-absl::Status SettleOptions(const ModelConfig& model, EngineOptions& options, EngineInfo& info);
+// `gpu`: null for ranks on the CPU.
+absl::Status SettleOptions(const ModelConfig& model, EngineOptions& options, EngineInfo& info,
+                           const GpuPages* gpu = nullptr);
 
 }  // namespace ringfill

@@ -20,8 +20,8 @@ packages=(
   libssl-dev
   # Logs, metrics, configuration, JSON, command lines, status types.
   libabsl-dev libcli11-dev libspdlog-dev libyaml-cpp-dev nlohmann-json3-dev prometheus-cpp-dev
-  # The presets build the tests too.
-  libgmock-dev libgtest-dev
+  # The presets build the tests too, where GPU threads run as fibers.
+  libboost-context-dev libgmock-dev libgtest-dev
 )
 test_packages=(clang clang-format libclang-rt-14-dev llvm shellcheck)
 

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -62,6 +63,19 @@ class Communicator {
     Instant deadline;
   };
   virtual TransferPtr StartAllGather(AllGatherArgs args) = 0;
+
+  // The same for a few bytes of host memory, on transports whose buffers are elsewhere too. Returns
+  // when it is done.
+  virtual absl::Status GatherOnHost(std::span<const std::byte> send, std::span<std::byte> recv,
+                                    Instant deadline) {
+    AllGatherArgs args;
+    args.label.kind = OpKind::kAllGather;
+    args.label.bytes = static_cast<int64_t>(send.size());
+    args.send = send;
+    args.recv = recv;
+    args.deadline = deadline;
+    return StartAllGather(std::move(args))->Await(Instant::max());
+  }
 
   // Returns when every rank has called it.
   virtual absl::Status Barrier(Instant deadline) {

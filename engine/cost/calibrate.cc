@@ -124,14 +124,22 @@ class Calibration {
     (void)transfer->Await(Instant::max());
     return status;
   }
+  // Of buffers of the device.
   absl::Status Gather(std::span<const std::byte> send, std::span<std::byte> recv) {
     Communicator::AllGatherArgs args;
     args.label.kind = OpKind::kAllGather;
     args.label.bytes = static_cast<int64_t>(send.size());
     args.send = send;
     args.recv = recv;
+    args.after = {device_.stream().Record()};
     args.deadline = options_.deadline;
     return Finish(comm_.StartAllGather(std::move(args)));
+  }
+  // Of a few bytes of the host.
+  absl::Status ShareBytes(std::span<const std::byte> send, std::span<std::byte> recv) {
+    const absl::Status status = comm_.GatherOnHost(send, recv, options_.deadline);
+    if (!status.ok()) GiveUp(status);
+    return status;
   }
 
   absl::Status MeasureOverhead();
@@ -410,6 +418,7 @@ absl::StatusOr<double> Calibration::ShiftSeconds(int distance, size_t bytes, int
                           args.from = (comm_.rank() - distance + n) % n;
                           args.send = {send.data(), bytes};
                           args.recv = {recv.data(), bytes};
+                          args.after = {device_.stream().Record()};
                           args.deadline = options_.deadline;
                           return Finish(comm_.StartExchange(std::move(args)));
                         }));
@@ -419,11 +428,14 @@ absl::StatusOr<double> Calibration::ShiftSeconds(int distance, size_t bytes, int
 }
 
 absl::StatusOr<double> Calibration::GatherSeconds(size_t bytes, int repetitions) {
-  std::vector<std::byte> send(bytes);
-  std::vector<std::byte> recv(bytes * static_cast<size_t>(comm_.size()));
+  const size_t all = bytes * static_cast<size_t>(comm_.size());
+  const DeviceBuffer send = device_.Allocate(bytes, "calibration");
+  const DeviceBuffer recv = device_.Allocate(all, "calibration");
   std::vector<double> seconds;
   for (int i = 0; i < repetitions; ++i) {
-    RF_ASSIGN_OR_RETURN(const double s, Time([&] { return Gather(send, recv); }));
+    RF_ASSIGN_OR_RETURN(const double s, Time([&] {
+                          return Gather({send.data(), bytes}, {recv.data(), all});
+                        }));
     seconds.push_back(s);
   }
   return Median(std::move(seconds));
@@ -463,7 +475,7 @@ absl::Status Calibration::MeasureGather() {
 absl::StatusOr<double> Calibration::Agree(double value) {
   std::vector<double> all(static_cast<size_t>(comm_.size()));
   RF_RETURN_IF_ERROR(
-      Gather(std::as_bytes(std::span(&value, 1)), std::as_writable_bytes(std::span(all))));
+      ShareBytes(std::as_bytes(std::span(&value, 1)), std::as_writable_bytes(std::span(all))));
   return *std::max_element(all.begin(), all.end());
 }
 
@@ -478,9 +490,9 @@ absl::StatusOr<Figures> Calibration::Share() {
   std::vector<Part> parts(n);
   std::vector<LinkFigures> links(n * n);
   RF_RETURN_IF_ERROR(
-      Gather(std::as_bytes(std::span(&part, 1)), std::as_writable_bytes(std::span(parts))));
+      ShareBytes(std::as_bytes(std::span(&part, 1)), std::as_writable_bytes(std::span(parts))));
   RF_RETURN_IF_ERROR(
-      Gather(std::as_bytes(std::span(links_)), std::as_writable_bytes(std::span(links))));
+      ShareBytes(std::as_bytes(std::span(links_)), std::as_writable_bytes(std::span(links))));
   Figures figures;
   figures.links = std::move(links);
   figures.gather = parts.front().gather;

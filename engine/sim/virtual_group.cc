@@ -35,9 +35,8 @@ using JobPtr = std::shared_ptr<Job>;
 
 class Group {
  public:
-  Group(const Figures& figures, const VirtualGroupOptions& options)
+  explicit Group(const Figures& figures)
       : figures_(figures),
-        options_(options),
         lanes_(static_cast<size_t>(figures.ranks())),
         senders_(figures.links.size()),
         receivers_(figures.links.size()) {}
@@ -198,7 +197,7 @@ class Group {
     }
     for (Lane& lane : lanes_) {
       Job& job = *lane.jobs.front();
-      if (options_.gathers_move_bytes) CopyParts(job);
+      if (job.gather_from != nullptr) CopyParts(job);
       job.sent = job.received = true;
       job.end_s = begin + moving;
       job.moving_s = moving;
@@ -207,7 +206,6 @@ class Group {
   }
 
   const Figures figures_;
-  const VirtualGroupOptions options_;
   Mutex mutex_;
   CondVar changed_;
   absl::Status abort_status_ ABSL_GUARDED_BY(mutex_);
@@ -264,10 +262,20 @@ class VirtualCommunicator final : public Communicator {
     job->label = args.label;
     job->gather = true;
     job->send_bytes = static_cast<int64_t>(args.send.size());
-    job->gather_from = args.send.data();
-    job->gather_into = args.recv.data();
     traffic_.sent_bytes += job->send_bytes * (size() - 1);
     return Start(std::move(job), args.after, args.deadline);
+  }
+
+  absl::Status GatherOnHost(std::span<const std::byte> send, std::span<std::byte> recv,
+                            Instant deadline) override {
+    auto job = std::make_shared<Job>();
+    job->label.kind = OpKind::kAllGather;
+    job->gather = true;
+    job->send_bytes = static_cast<int64_t>(send.size());
+    job->gather_from = send.data();
+    job->gather_into = recv.data();
+    traffic_.sent_bytes += job->send_bytes * (size() - 1);
+    return Start(std::move(job), {}, deadline)->Await(deadline);
   }
 
   // The limit of the wait is on the machine's clock, for peers that never come in simulated time.
@@ -330,10 +338,9 @@ class VirtualCommunicator final : public Communicator {
 }  // namespace
 
 std::vector<std::unique_ptr<Communicator>> MakeVirtualGroup(const Figures& figures,
-                                                            const std::vector<RankTime*>& times,
-                                                            const VirtualGroupOptions& options) {
+                                                            const std::vector<RankTime*>& times) {
   RF_CHECK(static_cast<int>(times.size()) == figures.ranks());
-  auto group = std::make_shared<Group>(figures, options);
+  auto group = std::make_shared<Group>(figures);
   std::vector<std::unique_ptr<Communicator>> out;
   for (int rank = 0; rank < figures.ranks(); ++rank) {
     out.push_back(

@@ -1,5 +1,5 @@
-// The `virtual` transport: ranks as threads, transfers in simulated time. Moves no bytes unless
-// asked to.
+// The `virtual` transport: ranks as threads, transfers in simulated time. Moves no bytes but
+// those of GatherOnHost.
 //
 // Each rank has one lane on which its exchanges and all-gathers run in the order they were started.
 // One is ready when the lane is free, its `after` events are done and the host has come so far.
@@ -21,16 +21,10 @@
 
 namespace ringfill {
 
-struct VirtualGroupOptions {
-  // All-gathers move their bytes: REQUIRES that they lie in host memory.
-  bool gathers_move_bytes = false;
-};
-
 // times: [ranks], outlive the communicators; each belongs to its rank's thread. Deadlines are of
 // the real clock and guard against a rank that never comes.
-std::vector<std::unique_ptr<Communicator>> MakeVirtualGroup(
-    const Figures& figures, const std::vector<RankTime*>& times,
-    const VirtualGroupOptions& options = {});
+std::vector<std::unique_ptr<Communicator>> MakeVirtualGroup(const Figures& figures,
+                                                            const std::vector<RankTime*>& times);
 
 // Simulated figures of what a virtual communicator has done.
 struct VirtualTraffic {

@@ -87,6 +87,14 @@ TransferPtr StepTransfers::AllGather(Communicator::AllGatherArgs args) {
   return transfer;
 }
 
+absl::Status StepTransfers::GatherOnHost(std::span<const std::byte> send,
+                                         std::span<std::byte> recv) {
+  const Instant before = rank_.options().clock->Now();
+  absl::Status status = rank_.comm().GatherOnHost(send, recv, rank_.Deadline());
+  host_wait_s_ += Seconds(rank_.options().clock->Now() - before);
+  return status;
+}
+
 void StepTransfers::WaitFor(EventPtr event) {
   rank_.stream().WaitFor(std::move(event), rank_.Deadline());
 }

@@ -98,6 +98,8 @@ class StepTransfers {
   TransferPtr Exchange(Communicator::ExchangeArgs args, Purpose purpose);
   // Counted neither in ring_bytes nor in transfer_s: nothing hides it, the wait for it shows.
   TransferPtr AllGather(Communicator::AllGatherArgs args);
+  // Of a few bytes of the host; waits.
+  absl::Status GatherOnHost(std::span<const std::byte> send, std::span<std::byte> recv);
   // What is queued on the device from now on runs after `event`.
   void WaitFor(EventPtr event);
   // An event behind all that is queued on the device.

@@ -97,16 +97,10 @@ absl::Status Step::ShareHidden() {
   if (rank_.ranks() == 1 || owners.empty()) return absl::OkStatus();
   const size_t width = Index(rank_.model().width);
   std::vector<float> all(rows.size() * Index(rank_.ranks()));
-  const TransferPtr shared = transfers_.AllGather({.label = {},
-                                                   .send = std::as_bytes(std::span(rows)),
-                                                   .recv = std::as_writable_bytes(std::span(all)),
-                                                   .after = {},
-                                                   .deadline = {}});
-  const absl::Status status = shared->Await(rank_.Deadline());
+  const absl::Status status = transfers_.GatherOnHost(std::as_bytes(std::span(rows)),
+                                                      std::as_writable_bytes(std::span(all)));
   if (!status.ok()) {
-    // The buffers are the transport's until it is done.
     rank_.comm().Abort(status);
-    shared->Await(Instant::max()).IgnoreError();
     return status;
   }
   for (size_t i = 0; i < owners.size(); ++i) {

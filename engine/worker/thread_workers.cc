@@ -5,8 +5,6 @@
 #include <thread>
 
 #include "base/mutex.h"
-#include "engine/comm/local.h"
-#include "engine/compute/cpu/cpu_device.h"
 #include "engine/cost/calibrate.h"
 #include "engine/worker/run_step.h"
 
@@ -17,8 +15,7 @@ constexpr Duration kMeasureLimit = std::chrono::minutes(1);
 
 class ThreadWorkers final : public Workers {
  public:
-  ThreadWorkers(const WorkersSpec& spec, std::shared_ptr<const Model> model,
-                const ThreadWorkersOptions& options);
+  ThreadWorkers(const WorkersSpec& spec, std::unique_ptr<RankBackend> backend);
   ~ThreadWorkers() override;
   absl::Status Start();
 
@@ -35,7 +32,8 @@ class ThreadWorkers final : public Workers {
     std::unique_ptr<Communicator> comm;
     std::unique_ptr<Rank> rank;
     std::thread thread;
-    bool lost = false;  // written by its thread while a step runs
+    int first_rank = 0;  // its number at the start
+    bool lost = false;   // written by its thread while a step runs
   };
 
   using Job = std::function<RankStepResult(RankThread& at)>;
@@ -43,16 +41,11 @@ class ThreadWorkers final : public Workers {
   void RankLoop(RankThread& at);
   RankStepResult RunOne(RankThread& at, const StepPlan& plan, const StepControl& control);
 
-  using Ends = std::vector<std::unique_ptr<Communicator>>;
-  absl::StatusOr<Ends> MakeEnds(int ranks, uint64_t epoch) const {
-    if (make_group_) return make_group_(ranks, epoch);
-    return MakeLocalGroup(ranks, clock_);
-  }
+  absl::Status MakeDevices();
 
-  const StepFault fault_;
+  const WorkersSpec spec_;
   const Clock& clock_;
-  const std::function<absl::StatusOr<Ends>(int, uint64_t)> make_group_;
-  CpuModel model_;
+  const std::unique_ptr<RankBackend> backend_;
   std::vector<std::unique_ptr<RankThread>> ranks_;  // of this epoch
 
   Mutex mutex_;
@@ -65,38 +58,56 @@ class ThreadWorkers final : public Workers {
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
-CpuModelOptions SharedModelOptions(const WorkersSpec& spec, const ThreadWorkersOptions& options) {
-  CpuModelOptions out = options.model;
-  out.ranks = spec.ranks;
-  out.strict = spec.strict;
+CpuBackendOptions CpuOptions(const WorkersSpec& spec, const ThreadWorkersOptions& options) {
+  CpuBackendOptions out;
+  out.model = options.model;
+  out.model.ranks = spec.ranks;
+  out.model.strict = spec.strict;
+  out.pages_per_rank = spec.pages_per_rank;
+  out.threads_per_rank = spec.threads_per_rank;
+  out.spin_rounds = spec.spin_rounds;
+  out.make_stream = options.make_stream;
+  out.make_group = options.make_group;
+  out.clock = spec.clock;
   return out;
 }
 
-ThreadWorkers::ThreadWorkers(const WorkersSpec& spec, std::shared_ptr<const Model> model,
-                             const ThreadWorkersOptions& options)
-    : fault_(spec.fault),
+ThreadWorkers::ThreadWorkers(const WorkersSpec& spec, std::unique_ptr<RankBackend> backend)
+    : spec_(spec),
       clock_(*spec.clock),
-      make_group_(options.make_group),
-      model_(std::move(model), SharedModelOptions(spec, options), *spec.clock),
+      backend_(std::move(backend)),
       ranks_(static_cast<size_t>(spec.ranks)) {
-  for (auto& slot : ranks_) {
-    slot = std::make_unique<RankThread>();
-    RankThread& at = *slot;
-    at.device =
-        std::make_unique<CpuDevice>(model_, CpuDeviceOptions{.pages = spec.pages_per_rank,
-                                                             .threads = spec.threads_per_rank,
-                                                             .spin_rounds = spec.spin_rounds,
-                                                             .make_stream = options.make_stream});
-    at.rank = std::make_unique<Rank>(RankOptions{.model = model_.config(),
-                                                 .geometry = model_.geometry(),
+  for (auto& slot : ranks_) slot = std::make_unique<RankThread>();
+}
+
+absl::Status ThreadWorkers::MakeDevices() {
+  std::vector<absl::Status> made(ranks_.size());
+  std::vector<std::thread> threads;
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    // Each may take a model to its device.
+    threads.emplace_back([&, r] {
+      absl::StatusOr<std::unique_ptr<Device>> device = backend_->MakeDevice(static_cast<int>(r));
+      made[r] = device.status();
+      if (device.ok()) ranks_[r]->device = *std::move(device);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : made) RF_RETURN_IF_ERROR(status);
+  for (size_t r = 0; r < ranks_.size(); ++r) {
+    RankThread& at = *ranks_[r];
+    at.first_rank = static_cast<int>(r);
+    at.rank = std::make_unique<Rank>(RankOptions{.model = backend_->config(),
+                                                 .geometry = backend_->geometry(),
                                                  .clock = &clock_,
-                                                 .min_round_timeout = spec.min_round_timeout,
-                                                 .gather_bytes = spec.gather_bytes},
+                                                 .min_round_timeout = spec_.min_round_timeout,
+                                                 .gather_bytes = spec_.gather_bytes},
                                      *at.device, nullptr);
   }
+  return absl::OkStatus();
 }
 
 absl::Status ThreadWorkers::Start() {
+  RF_RETURN_IF_ERROR(MakeDevices());
   RF_RETURN_IF_ERROR(Reform(1, nullptr).status());
   for (auto& at : ranks_) at->thread = std::thread([this, &rank = *at] { RankLoop(rank); });
   return absl::OkStatus();
@@ -122,7 +133,9 @@ absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
     if (!ranks_[r]->lost) from.push_back(static_cast<int>(r));
   }
   if (from.empty()) return absl::UnavailableError("every rank is lost");
-  RF_ASSIGN_OR_RETURN(Ends ends, MakeEnds(static_cast<int>(from.size()), epoch));
+  std::vector<int> members;
+  for (const int r : from) members.push_back(ranks_[static_cast<size_t>(r)]->first_rank);
+  RF_ASSIGN_OR_RETURN(RankBackend::Ends ends, backend_->MakeGroup(members, epoch));
   std::erase_if(ranks_, [](const std::unique_ptr<RankThread>& at) {
     if (at->lost) at->thread.join();
     return at->lost;
@@ -134,7 +147,7 @@ absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
     at.rank->Join(at.comm.get());
     at.device->Recover();
   }
-  model_.StartEpoch(ranks());
+  backend_->StartEpoch(ranks());
   return from;
 }
 
@@ -178,7 +191,8 @@ absl::StatusOr<Figures> ThreadWorkers::Measure(const ModelShape& shape) {
 
 RankStepResult ThreadWorkers::RunOne(RankThread& at, const StepPlan& plan,
                                      const StepControl& control) {
-  const absl::Status fault = fault_ ? fault_(at.rank->index(), plan.step) : absl::OkStatus();
+  const absl::Status fault =
+      spec_.fault ? spec_.fault(at.rank->index(), plan.step) : absl::OkStatus();
   if (fault.ok()) return RunStep(*at.rank, plan, control);
   at.lost = absl::IsUnavailable(fault);
   // Peers that wait for this rank must learn at once.
@@ -212,7 +226,13 @@ void ThreadWorkers::RankLoop(RankThread& at) {
 absl::StatusOr<std::unique_ptr<Workers>> MakeThreadWorkers(const WorkersSpec& spec,
                                                            std::shared_ptr<const Model> model,
                                                            const ThreadWorkersOptions& options) {
-  auto workers = std::make_unique<ThreadWorkers>(spec, std::move(model), options);
+  std::unique_ptr<RankBackend> backend;
+  if (options.make_backend) {
+    RF_ASSIGN_OR_RETURN(backend, options.make_backend(spec));
+  } else {
+    backend = MakeCpuBackend(std::move(model), CpuOptions(spec, options));
+  }
+  auto workers = std::make_unique<ThreadWorkers>(spec, std::move(backend));
   RF_RETURN_IF_ERROR(workers->Start());
   return workers;
 }

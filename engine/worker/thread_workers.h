@@ -1,5 +1,5 @@
-// Ranks as threads of this process: one thread each, which share the model and its expanded
-// weights.
+// Ranks as threads of this process: one thread each. On the CPU they share the model and its
+// expanded weights; on GPUs each has one of its own.
 #pragma once
 
 #include <functional>
@@ -11,6 +11,7 @@
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/model/model.h"
 #include "engine/stream/host_stream.h"
+#include "engine/worker/rank_backend.h"
 #include "engine/worker/workers.h"
 
 namespace ringfill {
@@ -22,6 +23,8 @@ struct ThreadWorkersOptions {
   std::function<absl::StatusOr<std::vector<std::unique_ptr<Communicator>>>(int ranks,
                                                                            uint64_t epoch)>
       make_group;
+  // Instead of a CPU backend of all the above. REQUIRES: made for spec.ranks.
+  std::function<absl::StatusOr<std::unique_ptr<RankBackend>>(const WorkersSpec& spec)> make_backend;
 };
 
 absl::StatusOr<std::unique_ptr<Workers>> MakeThreadWorkers(const WorkersSpec& spec,

@@ -86,6 +86,11 @@ absl::Status CheckWorkers(const Config& config) {
         Named(config, "ranks.weights"), " has ", weights, weights == 1 ? " value" : " values",
         "; it must have one for each rank: ", Named(config, "ranks.count")));
   }
+  if (config.ring_transport == "processes" && config.ranks_backend == "cuda") {
+    return absl::InvalidArgumentError(Concat(Named(config, "ranks.backend"), " needs ",
+                                             "ring.transport threads: ranks with GPUs are threads ",
+                                             "of the daemon"));
+  }
   if (config.ring_transport != "processes" || !config.ring_secret_file.empty()) {
     return absl::OkStatus();
   }

@@ -33,6 +33,8 @@ struct Config {
   std::string model_path;
   int64_t model_max_context_tokens = 0;
   int64_t ranks_count = 0;
+  std::string ranks_backend;
+  std::string ranks_devices;  // "" (the first ones) or numbers of GPUs separated by commas
   std::string ranks_weights;  // "" (even), "auto" or numbers separated by commas
   std::string compute_dtype;
   std::string compute_numerics;
@@ -42,6 +44,7 @@ struct Config {
   std::string kv_dtype;
   int64_t kv_page_tokens = 0;
   int64_t kv_memory_bytes = 0;
+  double kv_memory_fraction = 0;
   int64_t kv_decode_reserve = 0;
   std::string sharding_layout;
   int64_t sharding_stripe_tokens = 0;
@@ -70,10 +73,12 @@ struct Config {
 
 enum class ConfigKind {
   kInteger,
-  kBytes,    // an integer with an optional suffix: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB
-  kSeconds,  // a finite decimal number
-  kBool,     // true or false
-  kWeights,  // "", auto or positive numbers separated by commas, as "2,1,1"
+  kBytes,     // an integer with an optional suffix: B, KiB, MiB, GiB, TiB, kB, MB, GB, TB
+  kSeconds,   // a finite decimal number
+  kFraction,  // likewise, without unit
+  kBool,      // true or false
+  kGpus,      // "" or numbers separated by commas, as "0,1,3"
+  kWeights,   // "", auto or positive numbers separated by commas, as "2,1,1"
   kChoice,
   kAddress,  // HOST:PORT or [IPv6]:PORT; port 0 picks a free one
   kText,
@@ -109,6 +114,8 @@ std::string ConfigValueText(const ConfigKey& key, const Config& config);
 
 // The numbers of a kWeights value; empty for "" and "auto", nothing when it is neither.
 std::optional<std::vector<double>> ParseWeights(std::string_view text);
+// The numbers of a kGpus value, nothing when it is none.
+std::optional<std::vector<int>> ParseGpus(std::string_view text);
 // HOST:PORT or [IPv6]:PORT that other machines cannot reach.
 bool IsLoopback(std::string_view address);
 

@@ -52,6 +52,15 @@ ConfigKey Duration(std::string_view name, std::string_view default_text, double 
   return key;
 }
 
+ConfigKey Fraction(std::string_view name, std::string_view default_text, double Config::*field,
+                   double min, double max, std::string_view description) {
+  ConfigKey key = Key(name, ConfigKind::kFraction, default_text, description);
+  key.field = field;
+  key.min = min;
+  key.max = max;
+  return key;
+}
+
 ConfigKey Text(std::string_view name, ConfigKind kind, std::string_view default_text,
                std::string Config::*field, std::string_view description) {
   ConfigKey key = Key(name, kind, default_text, description);
@@ -108,6 +117,11 @@ std::vector<ConfigKey> ModelKeys() {
              "Prompt plus generated tokens of one request; 0 is the model's own limit."),
       Integer("ranks.count", "1", &Config::ranks_count, 1, 64,
               "Ranks in the ring: each computes and keeps its share of every sequence."),
+      Choice("ranks.backend", &Config::ranks_backend, {"auto", "cpu", "cuda"}, "auto",
+             "What ranks compute on: the CPU or a GPU each; auto is GPUs where they can be used, "
+             "else the CPU with a warning."),
+      Text("ranks.devices", ConfigKind::kGpus, "", &Config::ranks_devices,
+           "GPUs of the ranks, in rank order (0,1,3); \"\" takes the first ones."),
       Text("ranks.weights", ConfigKind::kWeights, "", &Config::ranks_weights,
            "Share of each rank, in rank order (2,1,1: the first does half); \"\" is even, auto "
            "measures their speed at start."),
@@ -135,7 +149,11 @@ std::vector<ConfigKey> CacheKeys() {
       Tokens("kv.page_tokens", "64", &Config::kv_page_tokens, 16, 256, 16, "Tokens of a KV page."),
       Bytes("kv.memory_bytes", "0", &Config::kv_memory_bytes, 0, kMaxBytes,
             "KV memory over all ranks (2GiB, or decimal 2GB); 0 is four full contexts and a page a "
-            "rank for each request that may run, at most a quarter of the memory."),
+            "rank for each request that may run, at most a quarter of the memory; on GPUs by "
+            "kv.memory_fraction."),
+      Fraction("kv.memory_fraction", "0.9", &Config::kv_memory_fraction, 0.05, 1,
+               "On GPUs, when kv.memory_bytes is 0: the part for KV of the memory that weights and "
+               "scratch leave."),
       Tokens("kv.decode_reserve", "256", &Config::kv_decode_reserve, 0, 1 << 20, 1,
              "Tokens reserved beyond the prompt at admission (at most max_tokens of the request)."),
       Choice("sharding.layout", &Config::sharding_layout,

@@ -13,6 +13,8 @@
 namespace ringfill {
 namespace {
 
+constexpr int64_t kMostGpu = 1023;
+
 struct ByteUnit {
   std::string_view suffix;
   int64_t bytes;
@@ -79,7 +81,7 @@ bool IsAddress(std::string_view text) {
 
 std::string NumberText(const ConfigKey& key, double value) {
   if (key.kind == ConfigKind::kBytes) return FormatBytes(static_cast<int64_t>(value));
-  if (key.kind == ConfigKind::kSeconds) return Concat(value);
+  if (key.kind == ConfigKind::kSeconds || key.kind == ConfigKind::kFraction) return Concat(value);
   return Concat(static_cast<int64_t>(value));
 }
 
@@ -96,7 +98,8 @@ bool Assign(const ConfigKey& key, std::string_view text, Config& config) {
       config.*std::get<int64_t Config::*>(key.field) = *value;
       return true;
     }
-    case ConfigKind::kSeconds: {
+    case ConfigKind::kSeconds:
+    case ConfigKind::kFraction: {
       double value = 0;
       if (!absl::SimpleAtod(AbslPiece(text), &value) || !std::isfinite(value) ||
           !InRange(key, value)) {
@@ -109,6 +112,9 @@ bool Assign(const ConfigKey& key, std::string_view text, Config& config) {
       if (text != "true" && text != "false") return false;
       config.*std::get<bool Config::*>(key.field) = text == "true";
       return true;
+    case ConfigKind::kGpus:
+      if (!ParseGpus(text)) return false;
+      break;
     case ConfigKind::kWeights:
       if (!ParseWeights(text)) return false;
       break;
@@ -142,6 +148,18 @@ std::string Quoted(std::string_view text) {
 }
 
 }  // namespace
+
+std::optional<std::vector<int>> ParseGpus(std::string_view text) {
+  std::vector<int> gpus;
+  while (!text.empty()) {
+    const size_t comma = text.find(',');
+    const std::optional<int64_t> gpu = ParseInteger(text.substr(0, comma));
+    if (!gpu || *gpu < 0 || *gpu > kMostGpu || comma == text.size() - 1) return std::nullopt;
+    gpus.push_back(static_cast<int>(*gpu));
+    text = comma == std::string_view::npos ? std::string_view() : text.substr(comma + 1);
+  }
+  return gpus;
+}
 
 std::optional<std::vector<double>> ParseWeights(std::string_view text) {
   std::vector<double> weights;
@@ -181,6 +199,10 @@ std::string AllowedValues(const ConfigKey& key) {
       return "true or false";
     case ConfigKind::kWeights:
       return "\"\", auto or positive numbers separated by commas";
+    case ConfigKind::kGpus:
+      return "\"\" or numbers of GPUs separated by commas";
+    case ConfigKind::kFraction:
+      return Concat("a number from ", key.min, " to ", key.max);
     case ConfigKind::kSeconds:
       return Concat("seconds from ", key.min, " to ", key.max);
     case ConfigKind::kInteger:
@@ -224,7 +246,7 @@ std::string PrintConfig(const Config& config) {
     }
     const std::string value = ConfigValueText(key, config);
     const bool quote = key.kind == ConfigKind::kText || key.kind == ConfigKind::kAddress ||
-                       key.kind == ConfigKind::kWeights;
+                       key.kind == ConfigKind::kWeights || key.kind == ConfigKind::kGpus;
     out += Concat("  ", key.name.substr(dot + 1), ": ", quote ? Quoted(value) : value, "\n");
   }
   return out;

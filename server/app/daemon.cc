@@ -255,6 +255,8 @@ void Daemon::Impl::LogStarted() const {
        {"compute_dtype", DTypeName(info.dtype)},
        {"kv_dtype", DTypeName(info.kv_dtype)},
        {"isa", info.isa},
+       {"backend", info.backend},
+       {"gpus", info.gpus},
        {"attention_kernel", info.attention_kernel},
        {"numerics", info.strict ? "strict" : "fast"},
        {"layout", LayoutName(info.layout)},

@@ -27,6 +27,12 @@ absl::StatusOr<CpuIsa> ToIsa(const std::string& name) {
       Concat("compute.isa: this CPU does not have ", name, "; it has ", names));
 }
 
+Backend ToBackend(const std::string& name) {
+  if (name == "cpu") return Backend::kCpu;
+  if (name == "cuda") return Backend::kCuda;
+  return Backend::kAuto;
+}
+
 std::optional<TokenMode> ToMode(const std::string& name) {
   if (name == "home") return TokenMode::kHome;
   if (name == "dealt") return TokenMode::kDealt;
@@ -48,6 +54,9 @@ std::optional<RingStrategy> ToStrategy(const std::string& name) {
 absl::StatusOr<EngineOptions> ToEngineOptions(const Config& config) {
   EngineOptions options;
   options.ranks = static_cast<int>(config.ranks_count);
+  options.backend = ToBackend(config.ranks_backend);
+  options.devices = ParseGpus(config.ranks_devices).value();
+  options.kv_memory_fraction = config.kv_memory_fraction;
   options.threads = static_cast<int>(config.compute_threads);
   options.dtype = ToDType(config.compute_dtype);
   options.kv_dtype = ToDType(config.kv_dtype);

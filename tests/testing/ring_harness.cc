@@ -7,7 +7,6 @@
 #include <thread>
 
 #include "base/check.h"
-#include "engine/comm/local.h"
 #include "engine/schedule/documents.h"
 #include "engine/schedule/plan_check.h"
 #include "engine/worker/run_step.h"
@@ -18,12 +17,6 @@ namespace {
 
 // A step of a tiny model takes well under a second.
 constexpr Duration kHangLimit = std::chrono::minutes(4);
-
-CpuModelOptions ModelOptions(const RingHarnessOptions& options) {
-  CpuModelOptions out = options.model;
-  out.ranks = options.ranks;
-  return out;
-}
 
 // Ends the process when it is not destroyed in time.
 class HangGuard {
@@ -84,20 +77,38 @@ PlacementSpec ZigzagSpec(int ranks, int64_t tokens, int page_tokens) {
 
 PlacementSpec TokenStripesSpec(int ranks) { return SnakeSpec(ranks, 1); }
 
+std::unique_ptr<RankBackend> RingHarness::CpuBackend(std::shared_ptr<const Model> model) {
+  CpuBackendOptions out;
+  out.model = options_.model;
+  out.model.ranks = options_.ranks;
+  out.pages_per_rank = options_.pages_per_rank;
+  out.threads_per_rank = options_.threads;
+  if (options_.late_seed != 0) out.make_stream = LateStreams(options_.late_seed);
+  if (options_.tcp) {
+    tcp_ = std::make_unique<TcpRing>();
+    out.make_group = [this](int ranks, uint64_t epoch) { return tcp_->Form(ranks, epoch); };
+  }
+  return MakeCpuBackend(std::move(model), out);
+}
+
 RingHarness::RingHarness(std::shared_ptr<const Model> model, const RingHarnessOptions& options)
-    : options_(options), model_(std::move(model), ModelOptions(options), Clock::Real()) {
+    : options_(options) {
+  backend_ = options.make_backend ? options.make_backend(std::move(model), options)
+                                  : CpuBackend(std::move(model));
   std::mt19937_64 random(7);
   ranks_.resize(static_cast<size_t>(options.ranks));
   free_.resize(ranks_.size());
   freed_.resize(ranks_.size());
-  const HostStreamFactory late = LateStreams(options.late_seed);
   for (size_t r = 0; r < ranks_.size(); ++r) {
-    CpuDeviceOptions device{.pages = options.pages_per_rank, .threads = options.threads};
-    if (options.late_seed != 0) device.make_stream = late;
-    ranks_[r].device = std::make_unique<CpuDevice>(model_, device);
+    absl::StatusOr<std::unique_ptr<Device>> device = backend_->MakeDevice(static_cast<int>(r));
+    if (!device.ok()) {
+      std::fprintf(stderr, "no device: %s\n", device.status().ToString().c_str());
+      std::abort();
+    }
+    ranks_[r].device = *std::move(device);
     ranks_[r].rank =
-        std::make_unique<Rank>(RankOptions{.model = model_.config(),
-                                           .geometry = model_.geometry(),
+        std::make_unique<Rank>(RankOptions{.model = backend_->config(),
+                                           .geometry = backend_->geometry(),
                                            .min_round_timeout = options.min_round_timeout,
                                            .gather_bytes = options.gather_bytes},
                                *ranks_[r].device, nullptr);
@@ -114,19 +125,14 @@ RingHarness::RingHarness(std::shared_ptr<const Model> model, const RingHarnessOp
 
 void RingHarness::Reform() {
   ++epoch_;
-  std::vector<std::unique_ptr<Communicator>> ends;
-  if (options_.tcp) {
-    if (tcp_ == nullptr) tcp_ = std::make_unique<TcpRing>();
-    auto formed = tcp_->Form(options_.ranks, epoch_);
-    RF_CHECK(formed.ok());
-    ends = *std::move(formed);
-  } else {
-    ends = MakeLocalGroup(options_.ranks);
-  }
-  for (size_t r = 0; r < ranks_.size(); ++r) ranks_[r].comm.swap(ends[r]);
-  ends.clear();
+  for (OneRank& at : ranks_) at.comm.reset();
+  std::vector<int> members(ranks_.size());
+  std::iota(members.begin(), members.end(), 0);
+  absl::StatusOr<RankBackend::Ends> ends = backend_->MakeGroup(members, epoch_);
+  RF_CHECK(ends.ok());
+  for (size_t r = 0; r < ranks_.size(); ++r) ranks_[r].comm = std::move((*ends)[r]);
   for (OneRank& at : ranks_) at.rank->Join(at.comm.get());
-  model_.StartEpoch(options_.ranks);
+  backend_->StartEpoch(options_.ranks);
 }
 
 RingHarness::Sequence& RingHarness::AddSequence(std::vector<TokenId> tokens,
@@ -216,7 +222,7 @@ std::vector<RankStepResult> RingHarness::Run(const StepPlan& plan, const StepCon
   const absl::Status valid = CheckPlan(plan, {.ranks = options_.ranks,
                                               .page_tokens = options_.model.page_tokens,
                                               .pages_per_rank = options_.pages_per_rank,
-                                              .vocab = model_.config().vocab,
+                                              .vocab = backend_->config().vocab,
                                               .max_positions = int64_t{1} << 30});
   if (!valid.ok()) {
     std::fprintf(stderr, "a bad plan: %s\n", valid.ToString().c_str());

@@ -1,5 +1,5 @@
-// N ranks as threads that run step plans made by hand on CPU devices: the passes without a
-// scheduler.
+// N ranks as threads that run step plans made by hand, on CPU devices or others: the passes without
+// a scheduler.
 //
 //   RingHarness ring(model, {.ranks = 3});
 //   auto& prompt = ring.AddSequence(tokens, SnakeSpec(3, 32));
@@ -15,11 +15,11 @@
 #include <random>
 #include <vector>
 
-#include "engine/compute/cpu/cpu_device.h"
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/layout/placement.h"
 #include "engine/schedule/step_plan.h"
 #include "engine/worker/rank.h"
+#include "engine/worker/rank_backend.h"
 #include "engine/worker/step_result.h"
 #include "engine/worker/workers.h"
 #include "tests/testing/tcp_ring.h"
@@ -41,6 +41,10 @@ struct RingHarnessOptions {
   bool tcp = false;        // the ranks talk over loopback; else the local transport
   uint64_t late_seed = 0;  // 0: operations run at once; else late, on streams of that seed
   CpuModelOptions model{.page_tokens = 16};
+  // Other devices and transports than the above describe; the page size stays.
+  std::function<std::unique_ptr<RankBackend>(std::shared_ptr<const Model>,
+                                             const RingHarnessOptions&)>
+      make_backend = {};
 };
 
 class RingHarness {
@@ -85,16 +89,18 @@ class RingHarness {
 
  private:
   struct OneRank {
-    std::unique_ptr<CpuDevice> device;
+    std::unique_ptr<Device> device;
     std::unique_ptr<Communicator> comm;
     std::unique_ptr<Rank> rank;
   };
 
   int PlacementIn(StepPlan& plan, const PlacementSpec& spec) const;
 
+  std::unique_ptr<RankBackend> CpuBackend(std::shared_ptr<const Model> model);
+
   const RingHarnessOptions options_;
-  CpuModel model_;
   std::unique_ptr<TcpRing> tcp_;  // null: local
+  std::unique_ptr<RankBackend> backend_;
   std::vector<OneRank> ranks_;
   std::deque<Sequence> sequences_;
   std::vector<std::vector<PageId>> free_;  // [ranks] shuffled

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "engine/compute/cpu/cpu_model.h"
-#include "engine/compute/cpu/memory_ledger.h"
 #include "engine/compute/cpu/thread_team.h"
+#include "engine/compute/memory_ledger.h"
 #include "kvcache/page_pool.h"
 
 namespace ringfill {

@@ -51,10 +51,12 @@ class Rope {
   void Apply(const float* cos_sin, int heads, float* x) const;
 
   int rope_dims() const { return options_.rope_dims; }
+  // Radians a position of each pair. [rope_dims / 2]
+  const std::vector<double>& frequency() const { return frequency_; }
 
  private:
   Options options_;
-  std::vector<double> frequency_;  // [rope_dims / 2] radians a position
+  std::vector<double> frequency_;
 };
 
 // Returns log(sum_i e^(x[i])), natural, and the index and value of the largest (first of equals).

@@ -1,5 +1,6 @@
 #include "tests/engine/comm/transports.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <thread>
@@ -7,9 +8,26 @@
 
 #include "engine/comm/local.h"
 #include "engine/comm/tcp/tcp.h"
+#include "tests/engine/comm/nccl_transport.h"
 
 namespace ringfill {
 namespace {
+
+class PlainMemory final : public TransportMemory {
+ public:
+  std::byte* Allocate(int, size_t bytes) override { return new std::byte[bytes](); }
+  void Free(std::byte* data) override { delete[] data; }
+  void Write(std::span<std::byte> to, const void* from) override {
+    std::memcpy(to.data(), from, to.size());
+  }
+  void Read(void* to, std::span<const std::byte> from) override {
+    std::memcpy(to, from.data(), from.size());
+  }
+};
+
+const Transport* under_test = nullptr;
+
+TransportMemory& Memory() { return under_test == nullptr ? HostMemory() : under_test->memory(); }
 
 // Ranks of this process that talk over loopback.
 std::vector<std::unique_ptr<Communicator>> MakeTcpGroup(int ranks) {
@@ -40,11 +58,47 @@ std::vector<std::unique_ptr<Communicator>> MakeTcpGroup(int ranks) {
 }  // namespace
 
 const std::vector<Transport>& AllTransports() {
-  static const std::vector<Transport> transports = {
-      {"local", [](int ranks) { return MakeLocalGroup(ranks); }},
-      {"tcp", MakeTcpGroup},
-  };
+  static const std::vector<Transport> transports = [] {
+    std::vector<Transport> all = {
+        {.name = "local", .make = [](int ranks) { return MakeLocalGroup(ranks); }},
+        {.name = "tcp", .make = MakeTcpGroup},
+    };
+    for (const Transport& transport : NcclTransports()) all.push_back(transport);
+    return all;
+  }();
   return transports;
+}
+
+TransportMemory& HostMemory() {
+  static PlainMemory memory;
+  return memory;
+}
+
+void StartTest(const Transport& transport) {
+  under_test = &transport;
+  transport.prepare();
+}
+
+Buffer::Buffer(int rank, size_t bytes) : data_(nullptr), size_(bytes) {
+  if (bytes > 0) data_ = Memory().Allocate(rank, bytes);
+}
+Buffer::Buffer(Buffer&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+Buffer::~Buffer() {
+  if (data_ != nullptr) Memory().Free(data_);
+}
+
+std::vector<Buffer> Buffers(const Communicator& comm, int count, size_t bytes) {
+  std::vector<Buffer> buffers;
+  for (int i = 0; i < count; ++i) buffers.emplace_back(comm, bytes);
+  return buffers;
+}
+
+void Write(std::span<std::byte> to, const void* from) {
+  if (!to.empty()) Memory().Write(to, from);
+}
+void Read(void* to, std::span<const std::byte> from) {
+  if (!from.empty()) Memory().Read(to, from);
 }
 
 Instant Soon() { return In(std::chrono::seconds(60)); }
@@ -55,8 +109,8 @@ int Previous(const Communicator& comm) { return (comm.rank() + comm.size() - 1) 
 
 std::span<const std::byte> Pattern(uint64_t seed, size_t bytes) {
   constexpr size_t kWindows = 4096;
-  static const Buffer stretch = [] {
-    Buffer made(kLargeBytes + kWindows);
+  static const std::vector<std::byte> stretch = [] {
+    std::vector<std::byte> made(kLargeBytes + kWindows);
     uint32_t state = 1;
     for (std::byte& byte : made) {
       state = state * 1664525 + 1013904223;
@@ -68,15 +122,15 @@ std::span<const std::byte> Pattern(uint64_t seed, size_t bytes) {
 }
 
 void FillPattern(std::span<std::byte> bytes, uint64_t seed) {
-  if (!bytes.empty()) std::memcpy(bytes.data(), Pattern(seed, bytes.size()).data(), bytes.size());
+  Write(bytes, Pattern(seed, bytes.size()).data());
 }
 
 absl::Status CheckPattern(std::span<const std::byte> bytes, uint64_t seed,
                           const std::string& what) {
-  if (bytes.empty() ||
-      std::memcmp(bytes.data(), Pattern(seed, bytes.size()).data(), bytes.size()) == 0) {
-    return absl::OkStatus();
-  }
+  std::vector<std::byte> got(bytes.size());
+  Read(got.data(), bytes);
+  const std::span<const std::byte> expected = Pattern(seed, bytes.size());
+  if (std::equal(got.begin(), got.end(), expected.begin())) return absl::OkStatus();
   return absl::InternalError(what + " has wrong bytes");
 }
 

@@ -64,7 +64,7 @@ std::vector<Figures> MeasureSimulated(const ModelShape& shape, const Figures& se
     clocks.push_back(std::make_unique<SimulatedClock>());
     times.push_back(&clocks.back()->time);
   }
-  auto group = MakeVirtualGroup(set, times, {.gathers_move_bytes = true});
+  auto group = MakeVirtualGroup(set, times);
   std::vector<Figures> measured(n);
   std::vector<std::thread> threads;
   for (size_t r = 0; r < n; ++r) {

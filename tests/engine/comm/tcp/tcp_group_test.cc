@@ -125,7 +125,7 @@ class Forming {
 
 // Turns of ring exchanges and all-gathers, all checked.
 absl::Status Traffic(Communicator& comm, int turns, size_t bytes, Duration limit) {
-  Buffer send(bytes), recv(bytes), part(100), parts(100 * comm.size());
+  Buffer send(comm, bytes), recv(comm, bytes), part(comm, 100), parts(comm, 100 * comm.size());
   for (int turn = 0; turn < turns; ++turn) {
     FillPattern(send, turn * 8 + comm.rank());
     FillPattern(part, turn * 9 + comm.rank());
@@ -517,7 +517,7 @@ TEST(TcpNetworkTest, AnEarlyPartMayStillBeComingWhenItsCallBegins) {
   site.proxies[1]->Set(slow);
   const int64_t before = site.proxies[1]->bytes();
   ExpectAllOk(site.Run([&](Communicator& comm) -> absl::Status {
-    Buffer one(1), other(1), part(1000), parts(2000);
+    Buffer one(0, 1), other(0, 1), part(0, 1000), parts(0, 2000);
     FillPattern(part, comm.rank());
     const auto held = Pending();
     std::vector<EventPtr> after;
@@ -566,9 +566,9 @@ TEST(TcpNetworkTest, ARankThatLeavesInOrderFailsOnlyWhatNeedsIt) {
   Site site(3);
   ExpectAllOk(site.Form());
   site.ends[1].reset();
-  Buffer send(100), recv(100);
+  Buffer send(0, 100), recv(0, 100);
   const TransferPtr one = site.ends[0]->StartExchange(ExchangeOf(2, 2, send, recv));
-  Buffer send2(100), recv2(100);
+  Buffer send2(0, 100), recv2(0, 100);
   const TransferPtr two = site.ends[2]->StartExchange(ExchangeOf(0, 0, send2, recv2));
   EXPECT_TRUE(one->Await(Soon()).ok()) << one->Await(Soon());
   EXPECT_TRUE(two->Await(Soon()).ok()) << two->Await(Soon());

@@ -1,4 +1,4 @@
-#include "engine/compute/cpu/memory_ledger.h"
+#include "engine/compute/memory_ledger.h"
 
 #include <algorithm>
 

@@ -1,0 +1,86 @@
+# Whether and how GPUs are supported.
+#
+#   RINGFILL_CUDA  AUTO      the CUDA backend where the toolkit, cuBLASLt and NCCL are found
+#                  ON        the same, and an error where they are not
+#                  EMULATED  no CUDA backend, even where it could be built
+#                  OFF       nothing of it, the emulation in the tests neither
+#
+# Sets RINGFILL_HAVE_CUDA. Kernels run on the CPU in the tests of every build that has tests, unless
+# OFF: see tests/cuda_emulation.
+
+set(RINGFILL_CUDA AUTO CACHE STRING "GPUs: AUTO, ON, OFF or EMULATED (in tests alone)")
+set_property(CACHE RINGFILL_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED)
+if(NOT RINGFILL_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
+  message(FATAL_ERROR "RINGFILL_CUDA is ${RINGFILL_CUDA}; it may be AUTO, ON, OFF or EMULATED")
+endif()
+
+set(RINGFILL_HAVE_CUDA OFF)
+set(RINGFILL_CUDA_MISSING "")
+# The sanitizers' builds run the kernels on the CPU.
+if(RINGFILL_CUDA STREQUAL "ON" OR (RINGFILL_CUDA STREQUAL "AUTO" AND NOT RINGFILL_SANITIZE))
+  find_package(CUDAToolkit QUIET)
+  find_path(RINGFILL_NCCL_INCLUDE nccl.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(RINGFILL_NCCL_LIBRARY nccl HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(NOT CUDAToolkit_FOUND OR NOT CUDAToolkit_NVCC_EXECUTABLE)
+    list(APPEND RINGFILL_CUDA_MISSING "the CUDA toolkit (nvcc)")
+  elseif(CUDAToolkit_VERSION VERSION_LESS 12.8)
+    list(APPEND RINGFILL_CUDA_MISSING "a CUDA toolkit from 12.8 on (this one is ${CUDAToolkit_VERSION})")
+  elseif(NOT TARGET CUDA::cublasLt)
+    list(APPEND RINGFILL_CUDA_MISSING "cuBLASLt")
+  endif()
+  if(NOT RINGFILL_NCCL_INCLUDE OR NOT RINGFILL_NCCL_LIBRARY)
+    list(APPEND RINGFILL_CUDA_MISSING "NCCL")
+  endif()
+  list(JOIN RINGFILL_CUDA_MISSING " and " RINGFILL_CUDA_MISSING)
+  if(NOT RINGFILL_CUDA_MISSING)
+    set(RINGFILL_HAVE_CUDA ON)
+  elseif(RINGFILL_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "RINGFILL_CUDA=ON needs ${RINGFILL_CUDA_MISSING}; install it, "
+                        "or point CUDAToolkit_ROOT and RINGFILL_NCCL_LIBRARY to it")
+  else()
+    message(STATUS "No CUDA backend: missing ${RINGFILL_CUDA_MISSING}")
+  endif()
+endif()
+
+# Explicit pairs: the architecture-specific 90a has no place in CMAKE_CUDA_ARCHITECTURES of this CMake.
+# The last entry is PTX for what comes later.
+set(RINGFILL_CUDA_GENCODE
+  -gencode=arch=compute_80,code=sm_80
+  -gencode=arch=compute_90a,code=sm_90a
+  -gencode=arch=compute_100,code=sm_100
+  -gencode=arch=compute_100,code=compute_100)
+
+if(RINGFILL_HAVE_CUDA)
+  set(CMAKE_CUDA_COMPILER ${CUDAToolkit_NVCC_EXECUTABLE})
+  set(CMAKE_CUDA_ARCHITECTURES OFF)
+  set(CMAKE_CUDA_HOST_COMPILER ${CMAKE_CXX_COMPILER})
+  enable_language(CUDA)
+  # nvcc knows C++20, which this CMake does not know of it.
+  set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION -std=c++20)
+  set(CMAKE_CUDA_STANDARD 20)
+  if(RINGFILL_CCACHE AND NOT CMAKE_CUDA_COMPILER_LAUNCHER)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${RINGFILL_CCACHE})
+  endif()
+  add_library(ringfill_nccl_library INTERFACE)
+  target_include_directories(ringfill_nccl_library SYSTEM INTERFACE ${RINGFILL_NCCL_INCLUDE})
+  target_link_libraries(ringfill_nccl_library INTERFACE ${RINGFILL_NCCL_LIBRARY} CUDA::cudart)
+endif()
+
+# ringfill_cuda_library(NAME SRCS a.cu b.cc ... DEPS lib ...): a library that uses CUDA. Built for GPUs
+# where there is a toolkit; ringfill_emulated_library(NAME) builds NAME_emulated from the same files.
+function(ringfill_cuda_library name)
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  list(TRANSFORM ARG_SRCS PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set_property(GLOBAL PROPERTY ringfill_cuda_sources_${name} ${ARG_SRCS})
+  set_property(GLOBAL PROPERTY ringfill_cuda_deps_${name} ${ARG_DEPS})
+  if(NOT RINGFILL_HAVE_CUDA)
+    return()
+  endif()
+  add_library(${name} STATIC ${ARG_SRCS})
+  target_link_libraries(${name} PUBLIC ${ARG_DEPS} CUDA::cudart)
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_compile_options(${name} PRIVATE
+    $<$<COMPILE_LANGUAGE:CXX>:-Wall$<SEMICOLON>-Wextra$<SEMICOLON>-Werror>
+    $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings$<SEMICOLON>${RINGFILL_CUDA_GENCODE}>)
+endfunction()

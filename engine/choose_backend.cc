@@ -1,0 +1,54 @@
+#include "engine/choose_backend.h"
+
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+
+namespace ringfill {
+namespace {
+
+absl::Status CheckGpuOptions(const EngineOptions& o) {
+  const auto f32 = [](const std::optional<DType>& type) { return type == DType::kF32; };
+  if (f32(o.dtype) || f32(o.kv_dtype)) {
+    return absl::InvalidArgumentError(
+        "GPUs compute and keep KV in bf16: set compute.dtype and kv.dtype to auto or bf16, or "
+        "ranks.backend: cpu");
+  }
+  if (o.strict) {
+    return absl::InvalidArgumentError(
+        "compute.numerics strict is there on the CPU alone: set it to fast, or ranks.backend: cpu");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<CudaBackend> Make(std::shared_ptr<const Model> model, const EngineOptions& o) {
+  RF_RETURN_IF_ERROR(CheckGpuOptions(o));
+  return MakeCudaBackend(std::move(model), {.ranks = o.ranks,
+                                            .devices = o.devices,
+                                            .page_tokens = o.page_tokens,
+                                            .kv_memory_bytes = o.kv_memory_bytes,
+                                            .kv_memory_fraction = o.kv_memory_fraction,
+                                            .expanded_weight_bytes = o.expanded_weight_bytes,
+                                            .chunk_tokens = o.chunk_tokens,
+                                            .gather_bytes = o.gather_bytes,
+                                            .max_context_tokens = o.max_context_tokens});
+}
+
+}  // namespace
+
+absl::StatusOr<std::optional<CudaBackend>> ChooseBackend(std::shared_ptr<const Model> model,
+                                                         const EngineOptions& options) {
+  if (options.backend == Backend::kCpu || options.workers) return std::nullopt;
+  absl::StatusOr<CudaBackend> made = Make(std::move(model), options);
+  if (made.ok()) return *std::move(made);
+  // GPUs that were named are meant.
+  if (options.backend == Backend::kCuda || !options.devices.empty()) return made.status();
+  if (!absl::IsUnimplemented(made.status())) {
+    Log(LogLevel::kWarning, "ranks compute on the CPU: GPUs cannot be used",
+        {{"reason", std::string(made.status().message())}});
+  }
+  return std::nullopt;
+}
+
+}  // namespace ringfill

@@ -1,0 +1,213 @@
+#include "engine/comm/nccl/nccl_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "base/check.h"
+#include "engine/comm/nccl/nccl_lane.h"
+#include "engine/compute/cuda/cuda_api.h"
+#include "engine/compute/cuda/cuda_event.h"
+
+namespace ringfill {
+namespace {
+
+// Of each rank's part of a gather on the host, what goes at once.
+constexpr size_t kPieceBytes = 16 << 10;
+
+// Buffers of GatherOnHost: on the device, and pinned ones on the host. Made before and freed after
+// all transfers, because CUDA may wait for all GPUs in either.
+class HostMessages {
+ public:
+  explicit HostMessages(int device) : device_(device) {}
+  ~HostMessages() {
+    (void)cudaSetDevice(device_);
+    if (on_device_ != nullptr) (void)cudaFree(on_device_);
+    if (on_host_ != nullptr) (void)cudaFreeHost(on_host_);
+  }
+  HostMessages(const HostMessages&) = delete;
+  HostMessages& operator=(const HostMessages&) = delete;
+
+  absl::Status Make(int ranks) {
+    const size_t bytes = kPieceBytes * (static_cast<size_t>(ranks) + 1);
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaSetDevice(device_));
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaMalloc(reinterpret_cast<void**>(&on_device_), bytes));
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaMallocHost(reinterpret_cast<void**>(&on_host_), bytes));
+    return absl::OkStatus();
+  }
+  std::byte* on_device() const { return on_device_; }
+  std::byte* on_host() const { return on_host_; }
+
+ private:
+  const int device_;
+  std::byte* on_device_ = nullptr;
+  std::byte* on_host_ = nullptr;
+};
+
+class NcclCommunicator final : public Communicator {
+ public:
+  NcclCommunicator(std::unique_ptr<HostMessages> messages, std::shared_ptr<NcclLane> lane)
+      : messages_(std::move(messages)), lane_(std::move(lane)) {}
+  ~NcclCommunicator() override { lane_->Stop(); }
+
+  int rank() const override { return lane_->rank(); }
+  int size() const override { return lane_->ranks(); }
+
+  TransferPtr StartExchange(ExchangeArgs args) override {
+    RF_CHECK(args.to >= 0 && args.to < size() && args.from >= 0 && args.from < size());
+    return lane_->Start({args.label, args.to, args.from, args.send, args.recv},
+                        std::move(args.after), args.deadline);
+  }
+
+  TransferPtr StartAllGather(AllGatherArgs args) override {
+    RF_CHECK(args.recv.size() == args.send.size() * static_cast<size_t>(size()));
+    return lane_->Start({args.label, 0, 0, args.send, args.recv}, std::move(args.after),
+                        args.deadline);
+  }
+
+  absl::Status Barrier(Instant deadline) override {
+    const std::byte mine{1};
+    std::vector<std::byte> all(static_cast<size_t>(size()));
+    return GatherOnHost({&mine, 1}, all, deadline);
+  }
+
+  absl::Status GatherOnHost(std::span<const std::byte> send, std::span<std::byte> recv,
+                            Instant deadline) override;
+
+  void Abort(absl::Status status) override { lane_->abort().Abort(status); }
+  void TraceTo(TraceBuffer* trace) override { lane_->TraceTo(trace); }
+
+  // Connects each two ranks, which NCCL does in their first transfer.
+  absl::Status MeetAll(Instant deadline);
+
+ private:
+  // Of at most kPieceBytes.
+  absl::Status Gather(std::span<const std::byte> send, std::span<std::byte> recv, Instant deadline);
+
+  const std::unique_ptr<HostMessages> messages_;
+  const std::shared_ptr<NcclLane> lane_;
+};
+
+absl::Status NcclCommunicator::GatherOnHost(std::span<const std::byte> send,
+                                            std::span<std::byte> recv, Instant deadline) {
+  RF_CHECK(recv.size() == send.size() * static_cast<size_t>(size()));
+  RF_RETURN_IF_ERROR(lane_->abort().status());
+  std::vector<std::byte> parts;
+  for (size_t done = 0; done < send.size(); done += kPieceBytes) {
+    const size_t bytes = std::min(kPieceBytes, send.size() - done);
+    parts.resize(bytes * static_cast<size_t>(size()));
+    const absl::Status status = Gather(send.subspan(done, bytes), parts, deadline);
+    if (!status.ok()) {
+      lane_->abort().Abort(status);
+      return lane_->abort().status();
+    }
+    for (size_t r = 0; r < static_cast<size_t>(size()); ++r) {
+      std::copy_n(parts.begin() + static_cast<ptrdiff_t>(r * bytes), bytes,
+                  recv.begin() + static_cast<ptrdiff_t>(r * send.size() + done));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span<std::byte> recv,
+                                      Instant deadline) {
+  const int device = lane_->device();
+  const cudaStream_t stream = lane_->stream();
+  RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
+  std::byte* const part = messages_->on_device();
+  std::byte* const parts = part + send.size();
+  std::copy(send.begin(), send.end(), messages_->on_host());
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(part, messages_->on_host(), send.size(),
+                                                  cudaMemcpyHostToDevice, stream));
+  OpLabel label;
+  label.kind = OpKind::kAllGather;
+  label.bytes = static_cast<int64_t>(send.size());
+  RF_RETURN_IF_ERROR(
+      lane_->Start({label, 0, 0, {part, send.size()}, {parts, recv.size()}}, {}, deadline)
+          ->Await(Instant::max()));
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(messages_->on_host(), parts, recv.size(),
+                                                  cudaMemcpyDeviceToHost, stream));
+  RF_ASSIGN_OR_RETURN(const CudaEventHandle copied,
+                      CudaEventHandle::Make(CudaEventHandle::Timing::kOff));
+  RF_RETURN_IF_CUDA_ERROR(device, cudaEventRecord(copied.get(), stream));
+  RF_RETURN_IF_ERROR(AwaitCudaEvent(copied.get(), deadline));
+  std::copy_n(messages_->on_host(), recv.size(), recv.begin());
+  return absl::OkStatus();
+}
+
+absl::Status NcclCommunicator::MeetAll(Instant deadline) {
+  std::byte* const bytes = messages_->on_device();
+  for (int shift = 0; shift < size(); ++shift) {
+    NcclMove move;
+    move.label.kind = OpKind::kExchange;
+    move.to = (rank() + shift) % size();
+    move.from = (rank() + size() - shift) % size();
+    move.send = {bytes, 1};
+    move.recv = {bytes + 1, 1};
+    RF_RETURN_IF_ERROR(lane_->Start(move, {}, deadline)->Await(Instant::max()));
+  }
+  return Barrier(deadline);
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& options,
+                                                      std::shared_ptr<NcclAbort> abort) {
+  RF_CHECK(options.rank >= 0 && options.rank < options.ranks);
+  auto messages = std::make_unique<HostMessages>(options.device);
+  RF_RETURN_IF_ERROR(messages->Make(options.ranks));
+  RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane, NcclLane::Form(options, std::move(abort)));
+  auto end = std::make_unique<NcclCommunicator>(std::move(messages), std::move(lane));
+  RF_RETURN_IF_ERROR(end->MeetAll(options.deadline));
+  return end;
+}
+
+}  // namespace
+
+absl::StatusOr<NcclId> NewNcclId() {
+  ncclUniqueId id;
+  static_assert(sizeof(id) == sizeof(NcclId));
+  const ncclResult_t result = ncclGetUniqueId(&id);
+  if (result != ncclSuccess) {
+    return absl::InternalError(
+        absl::StrCat("NCCL makes no id for a group: ", ncclGetErrorString(result)));
+  }
+  NcclId bytes;
+  std::memcpy(bytes.data(), &id, sizeof(id));
+  return bytes;
+}
+
+absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions& options) {
+  return FormEnd(options, std::make_shared<NcclAbort>());
+}
+
+absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
+    const std::vector<int>& devices, Instant deadline) {
+  RF_CHECK(!devices.empty());
+  RF_ASSIGN_OR_RETURN(const NcclId id, NewNcclId());
+  const auto abort = std::make_shared<NcclAbort>();
+  const size_t ranks = devices.size();
+  std::vector<std::unique_ptr<Communicator>> ends(ranks);
+  std::vector<std::thread> threads;
+  // Joining and the first transfer between two ranks wait for the other one.
+  for (size_t r = 0; r < ranks; ++r) {
+    threads.emplace_back([&, r] {
+      absl::StatusOr<std::unique_ptr<Communicator>> end = FormEnd({.rank = static_cast<int>(r),
+                                                                   .ranks = static_cast<int>(ranks),
+                                                                   .device = devices[r],
+                                                                   .id = id,
+                                                                   .deadline = deadline},
+                                                                  abort);
+      if (end.ok()) {
+        ends[r] = *std::move(end);
+      } else {
+        abort->Abort(end.status());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  RF_RETURN_IF_ERROR(abort->status());
+  return ends;
+}
+
+}  // namespace ringfill

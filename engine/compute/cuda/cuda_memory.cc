@@ -1,0 +1,68 @@
+#include "engine/compute/cuda/cuda_memory.h"
+
+#include <cstring>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "engine/compute/cuda/cuda_api.h"
+
+namespace ringfill {
+namespace {
+
+constexpr size_t kAlignment = 16;
+
+}  // namespace
+
+absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view what) {
+  if (bytes == 0) return DeviceBuffer();
+  const int device = stream_.device();
+  RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
+  void* data = nullptr;
+  if (const cudaError_t error = cudaMallocAsync(&data, bytes, stream_.get());
+      error != cudaSuccess) {
+    // The error is told here: the next call must not find it again.
+    (void)cudaGetLastError();
+    return CudaStatus(
+        error, absl::StrCat("taking ", bytes, " bytes for \"", std::string(what), "\""), device);
+  }
+  ledger_->Add(what, bytes);
+  return DeviceBuffer(static_cast<std::byte*>(data), bytes,
+                      [stream = &stream_, device, ledger = ledger_, what = std::string(what),
+                       bytes](std::byte* freed) {
+                        (void)cudaSetDevice(device);
+                        (void)cudaFreeAsync(freed, stream->get());
+                        ledger->Remove(what, bytes);
+                      });
+}
+
+absl::StatusOr<std::byte*> CudaScratch::Reserve(size_t bytes) {
+  if (buffer_.size() < bytes) {
+    // The old one goes first, so that the two never count together.
+    buffer_ = DeviceBuffer();
+    RF_ASSIGN_OR_RETURN(buffer_, memory_.Allocate(bytes, what_));
+  }
+  return buffer_.data();
+}
+
+Upload::Place Upload::AddBytes(const void* from, size_t bytes) {
+  const Place place = AddZeros(bytes);
+  if (bytes > 0) std::memcpy(bytes_.data() + place.offset, from, bytes);
+  return place;
+}
+
+Upload::Place Upload::AddZeros(size_t bytes) {
+  const Place place{bytes_.size()};
+  bytes_.resize(bytes_.size() + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  return place;
+}
+
+absl::Status Upload::Send() {
+  if (bytes_.empty()) return absl::OkStatus();
+  RF_ASSIGN_OR_RETURN(std::byte* const to, scratch_.Reserve(bytes_.size()));
+  std::byte* const from = stream_.Pinned(bytes_.size());
+  std::memcpy(from, bytes_.data(), bytes_.size());
+  return CudaStatus(cudaMemcpyAsync(to, from, bytes_.size(), cudaMemcpyHostToDevice, stream_.get()),
+                    "cudaMemcpyAsync", stream_.device());
+}
+
+}  // namespace ringfill

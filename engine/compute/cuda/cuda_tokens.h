@@ -1,0 +1,74 @@
+// Replicated tokens on a GPU, stage by stage (device.h): every rank holds the few tokens, computes
+// its slice of each matrix, attends over the KV pages that it keeps, and partial attention merges
+// by log-sum-exp. Between the stages lie all-gathers, which the caller makes.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "engine/compute/cuda/cuda_rank.h"
+#include "engine/compute/cuda/kernels/attention.h"
+#include "engine/compute/device.h"
+#include "engine/compute/slices.h"
+
+namespace ringfill {
+
+// Used by work on the rank's stream, in the order of the stages. What each stage sends and reads,
+// all float32, in parts of Device::TokenBytes:
+//   kQkv     [tokens][largest slice of q_width + 2 * kv_width]
+//   kStates  a state (device.h) of the tokens
+//   kOutput  [tokens][largest slice of width]
+//   kFfn     [tokens][width]
+class CudaTokens {
+ public:
+  using Batch = Device::TokenBatch;
+
+  explicit CudaTokens(CudaRank& rank);
+
+  static size_t StageBytes(const ModelConfig& config, Device::TokenStage stage, int64_t tokens,
+                           int ranks);
+
+  absl::Status Begin(std::shared_ptr<const Batch> batch);
+  absl::Status Qkv(int layer, float* send);
+  absl::Status Attend(int layer, const float* gathered, float* send);
+  absl::Status Output(int layer, const float* gathered, float* send);
+  absl::Status Ffn(int layer, const float* gathered, float* send);
+  absl::Status EndLayer(const float* gathered);
+  absl::Status Hidden(float* out);
+
+ private:
+  // The batch's lists on the device.
+  struct Lists {
+    const gpu::KvTarget* targets;
+    const gpu::KvRunView* runs;
+    const uint32_t* pages;
+    const int64_t* visible;
+    const gpu::DecodeWork* work;
+    const gpu::MergeWork* merge;
+    int works = 0, merges = 0;
+    int64_t parts = 0;
+  };
+
+  absl::Status SendLists();
+  absl::Status ReserveScratch();
+  absl::Status Norm(const float* weight);
+  absl::Status Multiply(const Product& product) { return rank_.Multiply(product); }
+
+  int64_t tokens() const { return batch_->tokens(); }
+  // The part of the hidden dimension that this rank computes.
+  Slice HiddenSlice() const;
+  float* x() const { return reinterpret_cast<float*>(x_.data()); }
+
+  CudaRank& rank_;
+  const ModelConfig& config_;
+  std::shared_ptr<const Batch> batch_;
+  Lists lists_{};
+
+  CudaScratch lists_memory_;
+  CudaScratch x_;       // [tokens][width] float
+  CudaScratch angles_;  // [tokens][rope_dims] float
+  CudaScratch q_;       // [kv_heads][tokens * group][head_dim] bf16
+  CudaScratch parts_;   // partial states of long runs
+};
+
+}  // namespace ringfill

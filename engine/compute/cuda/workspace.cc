@@ -1,0 +1,33 @@
+#include "engine/compute/cuda/workspace.h"
+
+#include <algorithm>
+
+#include "base/float_types.h"
+
+namespace ringfill {
+namespace {
+
+// Lists of operations, results on their way, what the runtime takes.
+constexpr size_t kSmallThings = size_t{64} << 20;
+
+size_t RowBytes(int64_t values, size_t element) {
+  return static_cast<size_t>(kProductRows * values) * element;
+}
+
+}  // namespace
+
+KvGeometry CudaKvGeometry(const ModelConfig& config, int page_tokens) {
+  return {config.layers, config.kv_heads, page_tokens,
+          sizeof(Bf16) * static_cast<size_t>(config.head_dim) * static_cast<size_t>(page_tokens)};
+}
+
+size_t CudaWorkspaceBytes(const ModelConfig& c) {
+  const int64_t logits = std::max<int64_t>(kMostLogits, c.vocab);
+  return RowBytes(c.width, sizeof(Bf16) + sizeof(float)) +
+         RowBytes(c.q_width() + 2 * c.kv_width(), sizeof(float)) +
+         RowBytes(2 * c.ffn_width, sizeof(Bf16)) + static_cast<size_t>(logits) * sizeof(float) +
+         static_cast<size_t>(kVocabBlock * c.width) * sizeof(Bf16) + kCublasWorkspaceBytes +
+         kSmallThings;
+}
+
+}  // namespace ringfill

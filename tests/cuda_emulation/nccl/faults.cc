@@ -1,0 +1,67 @@
+#include "tests/cuda_emulation/nccl/faults.h"
+
+#include "base/check.h"
+#include "tests/cuda_emulation/streams/runtime.h"
+
+namespace ringfill::cuda_emulation {
+
+NcclFaults& NcclFaults::Get() {
+  static auto* faults = new NcclFaults;
+  return *faults;
+}
+
+void NcclFaults::Reset() {
+  MutexLock lock(&mutex_);
+  RF_CHECK(counters_.live == 0);
+  held_ = {};
+  broken_ = {};
+  counters_ = {};
+}
+
+void NcclFaults::Hold(int device, bool held) {
+  MutexLock lock(&mutex_);
+  held_.at(static_cast<size_t>(device)) = held;
+}
+
+bool NcclFaults::IsHeld(int device) {
+  MutexLock lock(&mutex_);
+  return held_.at(static_cast<size_t>(device)) || broken_.at(static_cast<size_t>(device));
+}
+
+void NcclFaults::Break(int device) {
+  MutexLock lock(&mutex_);
+  broken_.at(static_cast<size_t>(device)) = true;
+}
+
+bool NcclFaults::IsBroken(int device) {
+  MutexLock lock(&mutex_);
+  return broken_.at(static_cast<size_t>(device));
+}
+
+void NcclFaults::Count(uint64_t NcclCounters::*counter, int64_t by) {
+  MutexLock lock(&mutex_);
+  counters_.*counter += static_cast<uint64_t>(by);
+}
+
+NcclCounters NcclFaults::counters() {
+  MutexLock lock(&mutex_);
+  return counters_;
+}
+
+void ReportMisuse(const std::string& what) {
+  NcclFaults::Get().Count(&NcclCounters::misuses);
+  Runtime::Get().Report("NCCL: " + what);
+}
+
+void HoldNccl(int device) { NcclFaults::Get().Hold(device, true); }
+
+void ReleaseNccl(int device) {
+  NcclFaults::Get().Hold(device, false);
+  Runtime::Get().Change([] {});
+}
+
+void BreakNccl(int device) { NcclFaults::Get().Break(device); }
+void ResetNccl() { NcclFaults::Get().Reset(); }
+NcclCounters GetNcclCounters() { return NcclFaults::Get().counters(); }
+
+}  // namespace ringfill::cuda_emulation

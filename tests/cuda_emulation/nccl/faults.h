@@ -1,0 +1,36 @@
+// The injected faults and the counts of nccl_emulation.h.
+#pragma once
+
+#include <array>
+#include <string>
+
+#include "base/mutex.h"
+#include "tests/cuda_emulation/memory/device_memory.h"
+#include "tests/cuda_emulation/nccl/nccl_emulation.h"
+
+namespace ringfill::cuda_emulation {
+
+// Thread-safe; takes no other lock.
+class NcclFaults {
+ public:
+  static NcclFaults& Get();
+
+  void Reset();
+  void Hold(int device, bool held);
+  bool IsHeld(int device);
+  void Break(int device);
+  bool IsBroken(int device);
+  void Count(uint64_t NcclCounters::*counter, int64_t by = 1);
+  NcclCounters counters();
+
+ private:
+  Mutex mutex_;
+  std::array<bool, kMaxDevices> held_ ABSL_GUARDED_BY(mutex_) = {};
+  std::array<bool, kMaxDevices> broken_ ABSL_GUARDED_BY(mutex_) = {};
+  NcclCounters counters_ ABSL_GUARDED_BY(mutex_);
+};
+
+// Says what a caller did wrong, and counts it. REQUIRES: the runtime's lock is not held.
+void ReportMisuse(const std::string& what);
+
+}  // namespace ringfill::cuda_emulation

@@ -1,0 +1,296 @@
+// The nccl transport alone, over emulated GPUs and seeds: order among streams without the host,
+// peers that are late, lost or never come, and groups that are formed again.
+#include "engine/comm/nccl/nccl_group.h"
+
+#include <cuda_runtime.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "engine/compute/cuda/cuda_event.h"
+#include "tests/cuda_emulation/emulation.h"
+#include "tests/cuda_emulation/nccl/nccl_emulation.h"
+#include "tests/engine/comm/nccl_transport.h"
+
+namespace ringfill {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using testing::HasSubstr;
+
+constexpr int kSeeds = 20;
+
+std::vector<std::unique_ptr<Communicator>> MakeGroup(int ranks, Instant deadline = Soon()) {
+  std::vector<int> devices(static_cast<size_t>(ranks));
+  std::iota(devices.begin(), devices.end(), 0);
+  return MakeNcclGroup(devices, deadline).value();
+}
+
+void ResetEmulation(uint64_t seed, int devices = 4) {
+  cuda_emulation::Options options;
+  options.devices = devices;
+  options.seed = seed;
+  cuda_emulation::Reset(options);
+  cuda_emulation::ResetNccl();
+}
+
+class NcclTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    StartTest(transport_);
+    ResetEmulation(1);
+  }
+  void TearDown() override {
+    EXPECT_EQ(cuda_emulation::GetNcclCounters().live, 0u) << "communicators are left";
+  }
+  const Transport transport_ = NcclTransports().front();
+};
+
+// A stream that stands for a rank's compute.
+class ComputeStream {
+ public:
+  explicit ComputeStream(int device) : device_(device) {
+    EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
+    EXPECT_EQ(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), cudaSuccess);
+  }
+  ~ComputeStream() { EXPECT_EQ(cudaStreamDestroy(stream_), cudaSuccess); }
+  cudaStream_t get() const { return stream_; }
+  void Set(const Buffer& to, int value) {
+    EXPECT_EQ(cudaMemsetAsync(to.data(), value, to.size(), stream_), cudaSuccess);
+  }
+  void Copy(const Buffer& to, const Buffer& from) {
+    EXPECT_EQ(cudaMemcpyAsync(to.data(), from.data(), to.size(), cudaMemcpyDeviceToDevice, stream_),
+              cudaSuccess);
+  }
+  void WaitFor(const EventPtr& event) {
+    const cudaEvent_t cuda_event = CudaEventOf(event);
+    ASSERT_NE(cuda_event, nullptr) << "the transfer is not on the GPU";
+    EXPECT_EQ(cudaStreamWaitEvent(stream_, cuda_event, 0), cudaSuccess);
+  }
+  EventPtr Record();
+  void Synchronize() { EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess); }
+
+ private:
+  const int device_;
+  cudaStream_t stream_ = nullptr;
+};
+
+class ComputeEvent final : public Event, public CudaBacked {
+ public:
+  explicit ComputeEvent(cudaStream_t stream)
+      : handle_(CudaEventHandle::Make(CudaEventHandle::Timing::kOff).value()) {
+    EXPECT_EQ(cudaEventRecord(handle_.get(), stream), cudaSuccess);
+  }
+  absl::Status Await(Instant deadline) override { return AwaitCudaEvent(handle_.get(), deadline); }
+  bool done() const override { return cudaEventQuery(handle_.get()) == cudaSuccess; }
+  cudaEvent_t cuda_event() const override { return handle_.get(); }
+
+ private:
+  const CudaEventHandle handle_;
+};
+
+EventPtr ComputeStream::Record() {
+  EXPECT_EQ(cudaSetDevice(device_), cudaSuccess);
+  return std::make_shared<ComputeEvent>(stream_);
+}
+
+bool AllAre(const Buffer& buffer, int value) {
+  std::vector<std::byte> got(buffer.size());
+  Read(got.data(), buffer);
+  return std::all_of(got.begin(), got.end(),
+                     [value](std::byte b) { return b == static_cast<std::byte>(value); });
+}
+
+// Written by compute, sent, received, used by compute, and written again: only events order it, and
+// nobody waits on the host before the end.
+absl::Status OrderedRounds(Communicator& comm) {
+  constexpr int kRounds = 4;
+  ComputeStream compute(comm.rank());
+  const Buffer send(comm, 1000), recv(comm, 1000);
+  const std::vector<Buffer> results = Buffers(comm, kRounds, 1000);
+  for (int round = 0; round < kRounds; ++round) {
+    compute.Set(send, round * 10 + comm.rank());
+    Communicator::ExchangeArgs args =
+        ExchangeOf(Next(comm), Previous(comm), send, recv, Soon(), {compute.Record()});
+    const TransferPtr transfer = comm.StartExchange(std::move(args));
+    compute.WaitFor(transfer);
+    compute.Copy(results[static_cast<size_t>(round)], recv);
+  }
+  compute.Synchronize();
+  for (int round = 0; round < kRounds; ++round) {
+    if (!AllAre(results[static_cast<size_t>(round)], round * 10 + Previous(comm))) {
+      comm.Abort(absl::InternalError("round " + std::to_string(round) + " has wrong bytes"));
+    }
+  }
+  return comm.Barrier(Soon());
+}
+
+TEST_F(NcclTest, EventsAloneOrderComputeAndTransfers) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    ResetEmulation(seed);
+    ExpectAllOk(LocalRing::SpawnOver([](int n) { return MakeGroup(n); }, 3, OrderedRounds));
+    EXPECT_EQ(cuda_emulation::LastReport(), "");
+    EXPECT_EQ(cuda_emulation::GetNcclCounters().aborted, 3u) << "one for each end of the group";
+  }
+}
+
+TEST_F(NcclTest, TransferBehindAHostEventIsOnTheGpuOnlyThen) {
+  auto ends = MakeGroup(1);
+  const Buffer send(0, 10), recv(0, 10);
+  const auto host = Pending();
+  const TransferPtr transfer = ends[0]->StartExchange(ExchangeOf(0, 0, send, recv, Soon(), {host}));
+  EXPECT_EQ(CudaEventOf(transfer), nullptr);
+  host->Complete(absl::OkStatus());
+  EXPECT_TRUE(transfer->Await(Soon()).ok());
+  EXPECT_NE(CudaEventOf(transfer), nullptr);
+  EXPECT_EQ(CudaEventOf(host), nullptr);
+}
+
+// Its GPU does nothing for a while; nobody fails, and nothing arrives before.
+TEST_F(NcclTest, LatePeerIsWaitedFor) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    ResetEmulation(seed);
+    auto ends = MakeGroup(3);
+    std::vector<Buffer> sends, recvs;
+    std::vector<TransferPtr> transfers;
+    cuda_emulation::HoldNccl(1);
+    for (int r = 0; r < 3; ++r) {
+      sends.emplace_back(r, 500);
+      recvs.emplace_back(r, 500);
+      FillPattern(sends.back(), static_cast<uint64_t>(r));
+      transfers.push_back(ends[static_cast<size_t>(r)]->StartExchange(
+          ExchangeOf((r + 1) % 3, (r + 2) % 3, sends.back(), recvs.back())));
+    }
+    for (const TransferPtr& transfer : transfers) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(transfer->Await(In(milliseconds(2)))));
+    }
+    cuda_emulation::ReleaseNccl(1);
+    for (int r = 0; r < 3; ++r) {
+      EXPECT_TRUE(transfers[static_cast<size_t>(r)]->Await(Soon()).ok());
+      EXPECT_TRUE(CheckPattern(recvs[static_cast<size_t>(r)], static_cast<uint64_t>((r + 2) % 3),
+                               "received")
+                      .ok());
+    }
+  }
+}
+
+// What every rank of a group of three ends with when all have started an exchange, and then `fault`
+// happens.
+std::vector<absl::Status> ExchangeUnder(
+    const std::vector<std::unique_ptr<Communicator>>& ends, Instant deadline,
+    void (*fault)() = [] {}) {
+  std::vector<absl::Status> statuses;
+  std::vector<Buffer> buffers;
+  std::vector<TransferPtr> transfers;
+  for (int r = 0; r < 3; ++r) {
+    buffers.emplace_back(r, 20);
+    const std::span<std::byte> all(buffers.back());
+    transfers.push_back(ends[static_cast<size_t>(r)]->StartExchange(
+        ExchangeOf((r + 1) % 3, (r + 2) % 3, all.first(10), all.last(10), deadline)));
+  }
+  fault();
+  for (const TransferPtr& transfer : transfers) statuses.push_back(transfer->Await(Instant::max()));
+  return statuses;
+}
+
+TEST_F(NcclTest, PeerThatNeverComesEndsAtTheDeadlineNamingWhatWaited) {
+  auto ends = MakeGroup(3);
+  cuda_emulation::HoldNccl(1);
+  const std::vector<absl::Status> statuses = ExchangeUnder(ends, In(milliseconds(20)));
+  ExpectAll(statuses, absl::StatusCode::kDeadlineExceeded);
+  EXPECT_THAT(std::string(statuses[0].message()), HasSubstr("an exchange (10 bytes to rank"));
+  EXPECT_EQ(cuda_emulation::GetNcclCounters().aborted, 3u);
+}
+
+TEST_F(NcclTest, LostProcessOfAPeerIsUnavailable) {
+  auto ends = MakeGroup(3);
+  cuda_emulation::HoldNccl(1);
+  const Instant start = Clock::Real().Now();
+  const std::vector<absl::Status> statuses =
+      ExchangeUnder(ends, Soon(), [] { cuda_emulation::BreakNccl(1); });
+  ExpectAll(statuses, absl::StatusCode::kUnavailable);
+  EXPECT_THAT(std::string(statuses[2].message()), HasSubstr("remote process exited"));
+  EXPECT_LT(Clock::Real().Now() - start, seconds(30));
+}
+
+TEST_F(NcclTest, DeviceThatDiesEndsTheGroup) {
+  auto ends = MakeGroup(3);
+  cuda_emulation::HoldNccl(1);
+  const std::vector<absl::Status> statuses =
+      ExchangeUnder(ends, Soon(), [] { cuda_emulation::KillDevice(1); });
+  ExpectAll(statuses, absl::StatusCode::kInternal);
+  ends.clear();
+  ResetEmulation(2);
+}
+
+TEST_F(NcclTest, GroupIsFormedAgainOfTheRestAfterAnAbort) {
+  for (int epoch = 0; epoch < 3; ++epoch) {
+    auto ends = MakeGroup(3);
+    ends[0]->Abort(absl::CancelledError("enough"));
+    EXPECT_TRUE(absl::IsCancelled(ends[2]->Barrier(Soon())));
+    ends.clear();
+    auto rest = MakeNcclGroup({2, 0}, Soon());
+    ASSERT_TRUE(rest.ok()) << rest.status();
+    std::thread other([&] { EXPECT_TRUE((*rest)[1]->Barrier(Soon()).ok()); });
+    EXPECT_TRUE((*rest)[0]->Barrier(Soon()).ok());
+    other.join();
+  }
+}
+
+// As ranks of processes do it: one makes the id, each forms its own end.
+TEST_F(NcclTest, RanksFormAGroupFromAnIdThatOneMade) {
+  const NcclId id = NewNcclId().value();
+  std::vector<absl::Status> statuses(3);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      auto end = FormNcclRank({.rank = r, .ranks = 3, .device = r, .id = id, .deadline = Soon()});
+      statuses[static_cast<size_t>(r)] = end.ok() ? (*end)->Barrier(Soon()) : end.status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ExpectAllOk(statuses);
+}
+
+TEST_F(NcclTest, RankThatDoesNotJoinEndsAtTheDeadline) {
+  const NcclId id = NewNcclId().value();
+  const auto end = FormNcclRank(
+      {.rank = 0, .ranks = 2, .device = 0, .id = id, .deadline = In(milliseconds(20))});
+  EXPECT_EQ(end.status().code(), absl::StatusCode::kDeadlineExceeded) << end.status();
+  EXPECT_THAT(std::string(end.status().message()), HasSubstr("not all of 2 ranks joined"));
+}
+
+TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
+  cuda_emulation::SetQuiet(true);
+  const auto group = MakeNcclGroup({1, 1}, Soon());
+  cuda_emulation::SetQuiet(false);
+  EXPECT_EQ(group.status().code(), absl::StatusCode::kInternal) << group.status();
+  EXPECT_THAT(std::string(group.status().message()), HasSubstr("two ranks use device 1"));
+}
+
+TEST_F(NcclTest, HostDataIsGatheredThroughTheDevice) {
+  ExpectAllOk(LocalRing::SpawnOver([](int n) { return MakeGroup(n); }, 3,
+                                   [](Communicator& comm) -> absl::Status {
+                                     for (const size_t bytes : {1, 40000}) {
+                                       std::vector<std::byte> mine(
+                                           bytes, static_cast<std::byte>(comm.rank()));
+                                       std::vector<std::byte> all(3 * bytes);
+                                       RF_RETURN_IF_ERROR(comm.GatherOnHost(mine, all, Soon()));
+                                       for (size_t i = 0; i < all.size(); ++i) {
+                                         if (all[i] != static_cast<std::byte>(i / bytes))
+                                           return absl::InternalError("wrong");
+                                       }
+                                     }
+                                     return absl::OkStatus();
+                                   }));
+}
+
+}  // namespace
+}  // namespace ringfill

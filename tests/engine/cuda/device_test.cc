@@ -1,0 +1,341 @@
+// GPUs that are there or not, the stream of a device, and a device whose weights stay as stored.
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <random>
+#include <string>
+#include <thread>
+
+#include "engine/compute/cuda/cuda_api.h"
+#include "engine/compute/cuda/cuda_device.h"
+#include "engine/compute/cuda/cuda_memory.h"
+#include "engine/compute/cuda/products.h"
+#include "engine/worker/cuda_backend.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+#include "tests/cuda_emulation/emulation.h"
+#include "tests/engine/cuda/gpu_ring.h"
+#include "tests/testing/pass_test_model.h"
+
+namespace ringfill {
+namespace {
+
+using testing::HasSubstr;
+
+Instant InTwoMinutes() { return Clock::Real().Now() + std::chrono::minutes(2); }
+
+CudaGpu FirstGpu() { return ListGpus().value().front(); }
+
+TEST(GpuChoice, DevicesThatDoNotFitAreNamed) {
+  ResetGpus(3, 1);
+  const std::vector<CudaGpu> all = ListGpus().value();
+  ASSERT_EQ(all.size(), 3u);
+  const auto error = [&all](std::vector<int> wanted, int count) {
+    return std::string(PickGpus(all, wanted, count).status().message());
+  };
+  EXPECT_THAT(error({}, 4), HasSubstr("ranks.count is 4"));
+  EXPECT_THAT(error({0, 3}, 2), HasSubstr("GPU 3"));
+  EXPECT_THAT(error({1, 1}, 2), HasSubstr("twice"));
+  EXPECT_THAT(error({1}, 2), HasSubstr("ranks.devices lists 1"));
+  const auto picked = PickGpus(all, {2, 0}, 2);
+  ASSERT_TRUE(picked.ok()) << picked.status();
+  EXPECT_EQ((*picked)[0].index, 2);
+  EXPECT_EQ((*picked)[1].index, 0);
+}
+
+TEST(GpuChoice, OldAndMissingGpusAreOneClearError) {
+  cuda_emulation::Reset({.devices = 1, .seed = 1, .major = 7, .minor = 5});
+  const auto model = LoadModelOrDie(WriteTinyModel(GpuTinyModel()));
+  const auto old = MakeCudaBackend(model, {}).status();
+  EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(old.message()), HasSubstr("compute capability 8.0"));
+  cuda_emulation::Reset({.devices = 0, .seed = 1});
+  const auto none = MakeCudaBackend(model, {}).status();
+  EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(none.message()), HasSubstr("ranks.backend: cpu"));
+  ResetGpus(1, 1);
+  TinyModelOptions odd = GpuTinyModel();
+  odd.head_dim = 16;
+  const auto refused = MakeCudaBackend(LoadModelOrDie(WriteTinyModel(odd)), {}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("64, 80, 96, 128 and 256"));
+}
+
+TEST(CudaStatusTest, NamesCallDeviceAndHint) {
+  const absl::Status status = CudaStatus(cudaErrorMemoryAllocation, "cudaMalloc(&p, 5)", 2);
+  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cudaMalloc on device 2"));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("kv.memory_fraction"));
+}
+
+class CudaStreamTest : public testing::TestWithParam<int> {
+ protected:
+  CudaStreamTest() {
+    ResetGpus(2, static_cast<uint64_t>(GetParam()));
+    for (int i = 0; i < 2; ++i) {
+      stream_[i] = CudaStream::Make(i, nullptr).value();
+      memory_[i] = std::make_unique<CudaMemory>(*stream_[i]);
+    }
+  }
+  // Writes `value` to all bytes of the buffer, on stream i.
+  void Fill(int i, const DeviceBuffer& buffer, int value) {
+    stream_[i]->Enqueue({}, [&buffer, value, i](cudaStream_t on) {
+      return CudaStatus(cudaMemsetAsync(buffer.data(), value, buffer.size(), on), "fill", i);
+    });
+  }
+  void Read(int i, const DeviceBuffer& buffer, std::vector<unsigned char>& to) {
+    stream_[i]->Enqueue({}, [this, i, &buffer, &to](cudaStream_t on) {
+      std::byte* const pinned = stream_[i]->Pinned(buffer.size());
+      stream_[i]->Then([&to, pinned, n = buffer.size()] {
+        const auto* at = reinterpret_cast<const unsigned char*>(pinned);
+        to.assign(at, at + n);
+        return absl::OkStatus();
+      });
+      return CudaStatus(
+          cudaMemcpyAsync(pinned, buffer.data(), buffer.size(), cudaMemcpyDeviceToHost, on), "read",
+          i);
+    });
+  }
+
+  std::unique_ptr<CudaStream> stream_[2];
+  std::unique_ptr<CudaMemory> memory_[2];
+};
+
+TEST_P(CudaStreamTest, ResultsAreThereBehindAnEvent) {
+  const DeviceBuffer buffer = memory_[0]->Allocate(100, "test").value();
+  std::vector<unsigned char> got;
+  for (int value = 0; value < 20; ++value) {
+    Fill(0, buffer, value);
+    Read(0, buffer, got);
+    ASSERT_TRUE(stream_[0]->Record()->Await(InTwoMinutes()).ok());
+    ASSERT_EQ(got, std::vector<unsigned char>(100, static_cast<unsigned char>(value)));
+  }
+  EXPECT_GT(stream_[0]->TakeTimes().busy_s, 0);
+}
+
+TEST_P(CudaStreamTest, WaitsForHostEventsWithoutHoldingUpTheCaller) {
+  const DeviceBuffer buffer = memory_[0]->Allocate(8, "test").value();
+  std::vector<unsigned char> got;
+  auto gate = std::make_shared<HostEvent>();
+  Fill(0, buffer, 1);
+  stream_[0]->WaitFor(gate, InTwoMinutes());
+  Fill(0, buffer, 2);
+  Read(0, buffer, got);
+  const EventPtr behind = stream_[0]->Record();
+  // Nothing behind the wait has been queued on the GPU.
+  EXPECT_EQ(CudaEventOf(behind), nullptr);
+  EXPECT_FALSE(behind->done());
+  EXPECT_EQ(behind->Await(Clock::Real().Now()).code(), absl::StatusCode::kDeadlineExceeded);
+  gate->Complete(absl::OkStatus());
+  ASSERT_TRUE(behind->Await(InTwoMinutes()).ok());
+  EXPECT_EQ(got, std::vector<unsigned char>(8, 2));
+}
+
+TEST_P(CudaStreamTest, FailedAndLateHostEventsFailTheStream) {
+  auto failed = std::make_shared<HostEvent>();
+  failed->Complete(absl::DataLossError("bad bytes"));
+  stream_[0]->WaitFor(failed, InTwoMinutes());
+  EXPECT_EQ(stream_[0]->Synchronize(InTwoMinutes()).code(), absl::StatusCode::kDataLoss);
+  // Dropped.
+  std::atomic<bool> ran{false};
+  stream_[0]->Enqueue({}, [&ran](cudaStream_t) {
+    ran = true;
+    return absl::OkStatus();
+  });
+  EXPECT_FALSE(stream_[0]->Synchronize(InTwoMinutes()).ok());
+  EXPECT_FALSE(ran);
+  stream_[0]->Clear();
+  EXPECT_TRUE(stream_[0]->Synchronize(InTwoMinutes()).ok());
+  stream_[0]->WaitFor(std::make_shared<HostEvent>(), Clock::Real().Now());
+  EXPECT_EQ(stream_[0]->Synchronize(InTwoMinutes()).code(), absl::StatusCode::kDeadlineExceeded);
+}
+
+TEST_P(CudaStreamTest, AnotherDevicesEventOrdersTheGpus) {
+  const DeviceBuffer from = memory_[0]->Allocate(64, "from").value();
+  const DeviceBuffer to = memory_[1]->Allocate(64, "to").value();
+  std::vector<unsigned char> got;
+  for (int value = 0; value < 20; ++value) {
+    Fill(0, from, value);
+    const EventPtr filled = stream_[0]->Record();
+    stream_[1]->WaitFor(filled, InTwoMinutes());
+    stream_[1]->Enqueue({}, [&](cudaStream_t on) {
+      return CudaStatus(cudaMemcpyPeerAsync(to.data(), 1, from.data(), 0, 64, on), "copy", 1);
+    });
+    const EventPtr copied = stream_[1]->Record();
+    stream_[0]->WaitFor(copied, InTwoMinutes());
+    Read(1, to, got);
+    ASSERT_TRUE(stream_[1]->Synchronize(InTwoMinutes()).ok());
+    ASSERT_EQ(got, std::vector<unsigned char>(64, static_cast<unsigned char>(value)));
+  }
+}
+
+TEST_P(CudaStreamTest, WhatIsFoundOutBehindWorkFailsItsEvents) {
+  const EventPtr before = stream_[0]->Record();
+  stream_[0]->Enqueue({}, [this](cudaStream_t) {
+    stream_[0]->Then([] { return absl::DataLossError("found out"); });
+    stream_[0]->Then([]() -> absl::Status {
+      ADD_FAILURE() << "behind a failure";
+      return {};
+    });
+    return absl::OkStatus();
+  });
+  const EventPtr behind = stream_[0]->Record();
+  EXPECT_EQ(behind->Await(InTwoMinutes()).code(), absl::StatusCode::kDataLoss);
+  EXPECT_TRUE(before->Await(InTwoMinutes()).ok());
+}
+
+TEST_P(CudaStreamTest, EventsOutliveTheStream) {
+  auto never = std::make_shared<HostEvent>();
+  stream_[0]->WaitFor(never, InTwoMinutes());
+  const EventPtr behind = stream_[0]->Record();
+  memory_[0].reset();
+  stream_[0].reset();
+  EXPECT_EQ(behind->Await(InTwoMinutes()).code(), absl::StatusCode::kCancelled);
+}
+
+TEST_P(CudaStreamTest, ADeadDeviceFailsEverything) {
+  const DeviceBuffer buffer = memory_[0]->Allocate(8, "test").value();
+  Fill(0, buffer, 1);
+  const EventPtr behind = stream_[0]->Record();
+  cuda_emulation::SetQuiet(true);
+  cuda_emulation::KillDevice(0);
+  EXPECT_FALSE(behind->Await(InTwoMinutes()).ok());
+  EXPECT_THAT(std::string(stream_[0]->status().message()), HasSubstr("device 0"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, CudaStreamTest, testing::Values(1, 2, 3, 4, 5));
+
+// cuBLASLt's products and the plain ones against sums in double, with slices as decode cuts them.
+TEST(ProductsTest, BothMatchExactSums) {
+  ResetGpus(1, 3);
+  auto stream = CudaStream::Make(0, nullptr).value();
+  CudaMemory memory(*stream);
+  auto library = MakeCublasProducts(memory).value();
+  auto plain = MakePlainProducts(0);
+  struct Shape {
+    int64_t rows, n, k, w_column, ldw, ldx, ldy;
+    gpu::Element type;
+  };
+  std::mt19937 random(5);
+  std::normal_distribution<float> normal;
+  for (const Shape& s : {Shape{1, 8, 8, 0, 8, 8, 8, gpu::Element::kF32},
+                         Shape{3, 17, 48, 16, 96, 64, 20, gpu::Element::kF32},
+                         Shape{65, 40, 64, 0, 64, 128, 40, gpu::Element::kBF16},
+                         Shape{7, 5, 33, 3, 40, 33, 5, gpu::Element::kF32}}) {
+    std::vector<Bf16> w(static_cast<size_t>(s.n * s.ldw)), x(static_cast<size_t>(s.rows * s.ldx));
+    for (Bf16& v : w) v = ToBf16(normal(random));
+    for (Bf16& v : x) v = ToBf16(normal(random));
+    const size_t element = gpu::ElementBytes(s.type);
+    const auto y_bytes = static_cast<size_t>(s.rows * s.ldy) * element;
+    const DeviceBuffer y = memory.Allocate(y_bytes, "y").value();
+    CudaScratch scratch(memory, "inputs");
+    for (Products* products : {library.get(), plain.get()}) {
+      std::vector<std::byte> got(y_bytes);
+      stream->Enqueue({}, [&](cudaStream_t on) -> absl::Status {
+        Upload inputs(*stream, scratch);
+        const auto w_at = inputs.Add(w), x_at = inputs.Add(x);
+        RF_RETURN_IF_ERROR(inputs.Send());
+        RF_RETURN_IF_ERROR(products->Run({.w = inputs.At<Bf16>(w_at) + s.w_column,
+                                          .ldw = s.ldw,
+                                          .x = inputs.At<Bf16>(x_at),
+                                          .ldx = s.ldx,
+                                          .rows = s.rows,
+                                          .n = s.n,
+                                          .k = s.k,
+                                          .y_type = s.type,
+                                          .y = y.data(),
+                                          .ldy = s.ldy},
+                                         on));
+        std::byte* const pinned = stream->Pinned(y_bytes);
+        stream->Then([&got, pinned] {
+          std::memcpy(got.data(), pinned, got.size());
+          return absl::OkStatus();
+        });
+        return CudaStatus(cudaMemcpyAsync(pinned, y.data(), y_bytes, cudaMemcpyDeviceToHost, on),
+                          "read", 0);
+      });
+      const absl::Status status = stream->Synchronize(InTwoMinutes());
+      ASSERT_TRUE(status.ok()) << status;
+      for (int64_t r = 0; r < s.rows; ++r) {
+        for (int64_t c = 0; c < s.n; ++c) {
+          double sum = 0;
+          for (int64_t k = 0; k < s.k; ++k) {
+            sum += double{ToFloat(w[static_cast<size_t>(c * s.ldw + s.w_column + k)])} *
+                   double{ToFloat(x[static_cast<size_t>(r * s.ldx + k)])};
+          }
+          const auto at = static_cast<size_t>(r * s.ldy + c);
+          const bool narrow = s.type == gpu::Element::kBF16;
+          const double value = narrow ? ToFloat(reinterpret_cast<const Bf16*>(got.data())[at])
+                                      : reinterpret_cast<const float*>(got.data())[at];
+          ASSERT_NEAR(value, sum, (narrow ? 1e-2 : 1e-5) * (8 + std::fabs(sum)))
+              << r << ", " << c << " of " << s.rows << " x " << s.n << " x " << s.k;
+        }
+      }
+    }
+  }
+}
+
+// Logits of the whole text in one chunk, on a device with this plan.
+std::vector<float> LogitsWith(const PassTestModel& text, const CudaWeightsPlan& plan) {
+  ResetGpus(1, 5);
+  CudaRankOptions rank{.gpu = FirstGpu(), .pages = 64, .page_tokens = 16, .weights = plan};
+  auto device = CudaDevice::Make(text.model, rank).value();
+  const ModelConfig& c = text.model->config();
+  auto batch = std::make_shared<Device::TokenBatch>();
+  const size_t tokens = text.text.size();
+  KvRun run;
+  for (size_t t = 0; t < tokens; ++t) {
+    batch->token.push_back(text.text[t]);
+    batch->position.push_back(static_cast<int64_t>(t));
+    batch->run.push_back(0);
+    batch->visible.push_back(static_cast<int64_t>(t) + 1);
+    if (t % 16 == 0) run.pages.push_back(static_cast<PageId>(t / 16 * 3));
+    batch->stores.push_back(
+        {static_cast<int64_t>(t), 1, run.pages.back(), static_cast<int>(t % 16)});
+  }
+  batch->runs.push_back(run);
+  using Stage = Device::TokenStage;
+  size_t bytes = 0;
+  for (const Stage s : {Stage::kQkv, Stage::kStates, Stage::kOutput, Stage::kFfn}) {
+    bytes = std::max(bytes, device->TokenBytes(s, batch->tokens(), 1));
+  }
+  const DeviceBuffer even = device->Allocate(bytes, "send"), odd = device->Allocate(bytes, "send");
+  device->BeginTokens(batch);
+  for (int layer = 0; layer < c.layers; ++layer) {
+    device->TokenQkv(layer, even.data());
+    device->TokenAttend(layer, even.data(), odd.data());
+    device->TokenOutput(layer, odd.data(), even.data());
+    device->TokenFfn(layer, even.data(), odd.data());
+    device->EndTokenLayer(layer, odd.data());
+  }
+  std::vector<float> hidden(tokens * static_cast<size_t>(c.width));
+  device->HiddenTokens(hidden.data());
+  EXPECT_TRUE(device->stream().Synchronize(InTwoMinutes()).ok());
+  std::vector<float> logits(static_cast<size_t>(c.vocab));
+  const float* last = hidden.data() + (tokens - 1) * static_cast<size_t>(c.width);
+  // In two slices, the second of which begins at an odd row.
+  device->Logits(last, 1, 0, 101, logits.data());
+  device->Logits(last, 1, 101, c.vocab, logits.data() + 101);
+  EXPECT_TRUE(device->stream().Synchronize(InTwoMinutes()).ok());
+  EXPECT_EQ(device->TakeCounters().attention_pairs,
+            c.layers * static_cast<int64_t>(tokens * (tokens + 1) / 2));
+  return logits;
+}
+
+TEST(CudaWeightsTest, LayersExpandedInTurnGiveTheSameBits) {
+  for (const WeightType type : {WeightType::kF32, WeightType::kQ4_0, WeightType::kQ8_0}) {
+    TinyModelOptions tiny = GpuTinyModel();
+    tiny.layers = 5;
+    tiny.tied = type == WeightType::kQ4_0;
+    tiny.SetMatrixTypes(type);
+    const PassTestModel text(tiny, 40);
+    const std::vector<float> all = LogitsWith(text, {5, true});
+    ExpectLogitsNear(all, text.logits.back(), kGpuTolerance);
+    for (const CudaWeightsPlan& plan : {CudaWeightsPlan{2, false}, CudaWeightsPlan{3, true}}) {
+      EXPECT_EQ(LogitsWith(text, plan), all) << plan.expanded_layers;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringfill

@@ -1,0 +1,48 @@
+#include "tests/engine/cuda/gpu_ring.h"
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "engine/worker/cuda_backend.h"
+#include "tests/cuda_emulation/emulation.h"
+#include "tests/cuda_emulation/nccl/nccl_emulation.h"
+
+namespace ringfill {
+
+void ResetGpus(int devices, uint64_t seed) {
+  cuda_emulation::Options options;
+  options.devices = devices;
+  options.seed = seed;
+  cuda_emulation::Reset(options);
+  cuda_emulation::ResetNccl();
+}
+
+RingHarnessOptions GpuRing(int ranks) {
+  RingHarnessOptions options;
+  options.ranks = ranks;
+  options.make_backend = [](std::shared_ptr<const Model> model, const RingHarnessOptions& of) {
+    const auto page_bytes = static_cast<int64_t>(model->config().layers) * 2 *
+                            model->config().kv_width() * of.model.page_tokens * 2;
+    auto made = MakeCudaBackend(std::move(model),
+                                {.ranks = of.ranks,
+                                 .page_tokens = of.model.page_tokens,
+                                 .kv_memory_bytes = of.pages_per_rank * of.ranks * page_bytes,
+                                 .gather_bytes = size_t{64} << 20});
+    if (!made.ok()) {
+      std::fprintf(stderr, "no GPUs: %s\n", made.status().ToString().c_str());
+      std::abort();
+    }
+    return std::move(made->backend);
+  };
+  return options;
+}
+
+TinyModelOptions GpuTinyModel() {
+  TinyModelOptions options;
+  options.heads = 4;
+  options.kv_heads = 2;
+  options.head_dim = 64;
+  return options;
+}
+
+}  // namespace ringfill

@@ -1,0 +1,24 @@
+// Rings and engines on emulated GPUs.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "tests/testing/ring_harness.h"
+#include "tests/testing/tiny_model.h"
+
+namespace ringfill {
+
+// The emulation anew, with this many devices; everything random follows the seed.
+void ResetGpus(int devices, uint64_t seed);
+
+// A harness whose ranks are GPUs 0 to ranks - 1, joined by NCCL.
+RingHarnessOptions GpuRing(int ranks);
+
+// The smallest heads that attention takes.
+TinyModelOptions GpuTinyModel();
+
+// Logits are of order one; weights, activations and KV are rounded to bf16.
+inline constexpr double kGpuTolerance = 0.1;
+
+}  // namespace ringfill
