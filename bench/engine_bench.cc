@@ -1,7 +1,8 @@
 // Prefill and decode rates of the engine alone, in process: no gRPC, random token ids.
 //
 //   engine_bench MODEL.gguf [--ranks 1] [--threads 0] [--tokens 2048] [--decode 32] [--dtype auto]
-//                [--isa auto] [--chunk 2048] [--expanded-bytes 0] [--repeats 3]
+//                [--isa auto] [--chunk 2048] [--expanded-bytes 0] [--repeats 3] [--backend cpu]
+//                [--strategy auto]
 
 #include <cstdio>
 #include <random>
@@ -24,6 +25,8 @@ struct Options {
   bool json = false;
   std::string dtype = "auto";
   std::string isa = "auto";
+  std::string backend = "cpu";
+  std::string strategy = "auto";
 };
 
 absl::Status Apply(Options& o) {
@@ -31,6 +34,11 @@ absl::Status Apply(Options& o) {
   if (o.dtype == "bf16") o.engine.dtype = DType::kBF16;
   for (CpuIsa isa : AvailableCpuIsas()) {
     if (o.isa == CpuIsaName(isa)) o.engine.isa = isa;
+  }
+  if (o.backend == "cuda") o.engine.backend = Backend::kCuda;
+  for (const RingStrategy strategy :
+       {RingStrategy::kPassKv, RingStrategy::kGatherKv, RingStrategy::kPassQ}) {
+    if (o.strategy == RingStrategyName(strategy)) o.engine.strategy = strategy;
   }
   if (o.isa != "auto" && o.isa != CpuIsaName(o.engine.isa)) {
     return absl::InvalidArgumentError("this machine does not have " + o.isa);
@@ -132,6 +140,8 @@ int main(int argc, char** argv) {
   app.add_option("--decode", o.decode);
   app.add_option("--dtype", o.dtype, "auto, f32 or bf16");
   app.add_option("--isa", o.isa, "auto, baseline, avx2, avx512 or avx512_bf16");
+  app.add_option("--backend", o.backend)->check(CLI::IsMember({"cpu", "cuda"}));
+  app.add_option("--strategy", o.strategy, "auto, or one of ring.strategy");
   app.add_option("--chunk", o.engine.chunk_tokens);
   app.add_option("--expanded-bytes", o.engine.expanded_weight_bytes);
   app.add_option("--repeats", o.repeats);

@@ -5,11 +5,14 @@
 #                  EMULATED  no CUDA backend, even where it could be built
 #                  OFF       nothing of it, the emulation in the tests neither
 #
+#   RINGFILL_GPU_TESTS  ON   tests of kernels and ranks are built for real GPUs too (tools/gpu_check.sh)
+#
 # Sets RINGFILL_HAVE_CUDA. Kernels run on the CPU in the tests of every build that has tests, unless
 # OFF: see tests/cuda_emulation.
 
 set(RINGFILL_CUDA AUTO CACHE STRING "GPUs: AUTO, ON, OFF or EMULATED (in tests alone)")
 set_property(CACHE RINGFILL_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED)
+option(RINGFILL_GPU_TESTS "Build the tests for real GPUs too" OFF)
 if(NOT RINGFILL_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
   message(FATAL_ERROR "RINGFILL_CUDA is ${RINGFILL_CUDA}; it may be AUTO, ON, OFF or EMULATED")
 endif()
@@ -40,6 +43,10 @@ if(RINGFILL_CUDA STREQUAL "ON" OR (RINGFILL_CUDA STREQUAL "AUTO" AND NOT RINGFIL
   else()
     message(STATUS "No CUDA backend: missing ${RINGFILL_CUDA_MISSING}")
   endif()
+endif()
+
+if(RINGFILL_GPU_TESTS AND NOT RINGFILL_HAVE_CUDA)
+  message(FATAL_ERROR "RINGFILL_GPU_TESTS=ON needs RINGFILL_CUDA=ON")
 endif()
 
 # Explicit pairs: the architecture-specific 90a has no place in CMAKE_CUDA_ARCHITECTURES of this CMake.
@@ -83,4 +90,19 @@ function(ringfill_cuda_library name)
   target_compile_options(${name} PRIVATE
     $<$<COMPILE_LANGUAGE:CXX>:-Wall$<SEMICOLON>-Wextra$<SEMICOLON>-Werror>
     $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings$<SEMICOLON>${RINGFILL_CUDA_GENCODE}>)
+endfunction()
+
+# ringfill_gpu_test(NAME SRCS a_test.cc ... DEPS lib ...): a test program on real GPUs, skipped where
+# there is none; nothing without RINGFILL_GPU_TESTS.
+function(ringfill_gpu_test name)
+  if(NOT RINGFILL_GPU_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${ARG_SRCS} ${PROJECT_SOURCE_DIR}/tests/testing/gpu_test_main.cc)
+  target_link_libraries(${name} PRIVATE ringfill_compiler ${ARG_DEPS} CUDA::cudart GTest::gmock
+                                        GTest::gtest)
+  add_test(NAME ${name} COMMAND ${name})
+  # They share the GPUs' memory.
+  set_tests_properties(${name} PROPERTIES LABELS gpu SKIP_RETURN_CODE 77 RUN_SERIAL ON TIMEOUT 300)
 endfunction()

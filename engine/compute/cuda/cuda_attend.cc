@@ -31,6 +31,7 @@ RoundHeader HeaderOf(const gpu::HeaderWords& words) {
 // The tiles of an Attend that run, and what they see.
 struct ActiveTiles {
   std::vector<gpu::TokenSpan> spans;
+  std::vector<int64_t> begin;  // [rows]; empty when all see keys from the first one on
   int64_t tokens = 0;
   int64_t pairs = 0;
 };
@@ -42,13 +43,18 @@ ActiveTiles TilesOf(const Device::AttendArgs& args) {
     if (((args.stopped >> tile.chunk) & 1) != 0 || (args.only_wanted && !tile.wanted)) continue;
     RF_DCHECK(tile.tokens > 0 && tile.row + tile.tokens <= args.rows);
     const auto visible = batch.visible.begin() + static_cast<ptrdiff_t>(tile.row);
-    for (int t = 0; t < tile.tokens; ++t) out.pairs += visible[t];
+    for (int t = 0; t < tile.tokens; ++t) out.pairs += visible[t] - tile.begin;
+    if (tile.begin > 0) {
+      out.begin.resize(batch.visible.size());
+      std::fill_n(out.begin.begin() + static_cast<ptrdiff_t>(tile.row), tile.tokens, tile.begin);
+    }
     out.tokens += tile.tokens;
     out.spans.push_back({.token = tile.row,
                          .tokens = tile.tokens,
                          .run = tile.run,
                          .bit = tile.chunk,
-                         .visible = visible[tile.tokens - 1]});
+                         .visible = visible[tile.tokens - 1],
+                         .begin = tile.begin});
   }
   return out;
 }
@@ -81,7 +87,7 @@ absl::Status QueueAttend(CudaRank& rank, const Device::AttendArgs& args) {
         "ClearStates"));
   }
   if (!clear_by_kernel) {
-    std::erase_if(tiles.spans, [](const gpu::TokenSpan& span) { return span.visible == 0; });
+    std::erase_if(tiles.spans, [](const gpu::TokenSpan& span) { return span.keys() == 0; });
   }
   if (tiles.spans.empty()) return absl::OkStatus();
   const std::vector<gpu::PrefillWork> work = gpu::PlanPrefill(tiles.spans, rank.group());
@@ -91,27 +97,30 @@ absl::Status QueueAttend(CudaRank& rank, const Device::AttendArgs& args) {
   const auto runs_at = lists.Add(runs.views);
   const auto pages_at = lists.Add(runs.pages);
   const auto visible_at = lists.Add(args.batch->visible);
+  const auto begin_at = lists.Add(tiles.begin);
   const auto mask_at = lists.AddZeros(sizeof(unsigned long long));
   RF_RETURN_IF_ERROR(lists.Send());
-  RF_RETURN_IF_ERROR(
-      rank.Check(gpu::AttendPrefill({.attention = {.type = gpu::Element::kBF16,
-                                                   .head_dim = config.head_dim,
-                                                   .kv_heads = config.kv_heads,
-                                                   .group = rank.group(),
-                                                   .tokens = args.rows,
-                                                   .q = args.q,
-                                                   .state = state,
-                                                   .clear = clear_by_kernel,
-                                                   .kv = PagesOf(rank, args),
-                                                   .page_table = lists.At<const uint32_t>(pages_at),
-                                                   .runs = lists.At<const gpu::KvRunView>(runs_at),
-                                                   .visible = lists.At<const int64_t>(visible_at),
-                                                   .begin = nullptr},
-                                     .work = lists.At<const gpu::PrefillWork>(works_at),
-                                     .works = static_cast<int>(work.size()),
-                                     .nonfinite = lists.At<unsigned long long>(mask_at)},
-                                    rank.stream.get()),
-                 "AttendPrefill"));
+  RF_RETURN_IF_ERROR(rank.Check(
+      gpu::AttendPrefill(
+          {.attention = {.type = gpu::Element::kBF16,
+                         .head_dim = config.head_dim,
+                         .kv_heads = config.kv_heads,
+                         .group = rank.group(),
+                         .tokens = args.rows,
+                         .q = args.q,
+                         .state = state,
+                         .clear = clear_by_kernel,
+                         .kv = PagesOf(rank, args),
+                         .page_table = lists.At<const uint32_t>(pages_at),
+                         .runs = lists.At<const gpu::KvRunView>(runs_at),
+                         .visible = lists.At<const int64_t>(visible_at),
+                         .begin =
+                             tiles.begin.empty() ? nullptr : lists.At<const int64_t>(begin_at)},
+           .work = lists.At<const gpu::PrefillWork>(works_at),
+           .works = static_cast<int>(work.size()),
+           .nonfinite = lists.At<unsigned long long>(mask_at)},
+          rank.stream.get()),
+      "AttendPrefill"));
   const auto count = [&rank, pairs = tiles.pairs] {
     rank.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
     return absl::OkStatus();

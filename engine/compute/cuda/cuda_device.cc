@@ -177,6 +177,10 @@ void CudaDevice::BeginTokens(std::shared_ptr<const TokenBatch> batch) {
         [this, batch = std::move(batch)] { return tokens_.Begin(batch); });
 }
 
+void CudaDevice::StopTokens(std::shared_ptr<const TokenBatch> rest) {
+  Queue({.kind = OpKind::kEmbed}, [this, rest = std::move(rest)] { return tokens_.Stop(rest); });
+}
+
 void CudaDevice::TokenQkv(int layer, std::byte* send) {
   Queue({.kind = OpKind::kTokenQkv, .layer = layer},
         [this, layer, send] { return tokens_.Qkv(layer, Floats(send)); });

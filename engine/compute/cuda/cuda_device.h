@@ -28,6 +28,8 @@ class CudaDevice final : public Device {
   std::vector<MemoryUse> Memory() const override { return rank_->memory.ledger().Uses(); }
   Stream& stream() override { return *stream_; }
   const CudaGpu& gpu() const { return rank_->gpu; }
+  // Stages of replicated tokens that ran as CUDA graphs. REQUIRES: nothing is queued.
+  int64_t graphs_replayed() const { return tokens_.graphs_replayed(); }
   TraceBuffer& trace() override { return *trace_; }
   WorkCounters TakeCounters() override;
   void Recover() override { stream_->Clear(); }
@@ -62,6 +64,7 @@ class CudaDevice final : public Device {
 
   size_t TokenBytes(TokenStage stage, int64_t tokens, int ranks) const override;
   void BeginTokens(std::shared_ptr<const TokenBatch> batch) override;
+  void StopTokens(std::shared_ptr<const TokenBatch> rest) override;
   void TokenQkv(int layer, std::byte* send) override;
   void TokenAttend(int layer, const std::byte* gathered, std::byte* send) override;
   void TokenOutput(int layer, const std::byte* gathered, std::byte* send) override;

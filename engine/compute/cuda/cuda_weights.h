@@ -36,6 +36,8 @@ class CudaWeights {
   // For work that is queued before the next call for another layer. Queues the expansion if need
   // be.
   absl::StatusOr<Layer> ForLayer(int layer);
+  // Does the layer keep its place, so that ForLayer queues nothing and says the same every time?
+  bool Resident(int layer) const { return layer < resident_; }
   // x row r = embedding row of token[r] (device memory). x: [rows][width] floats
   absl::Status Embed(const int32_t* token, int64_t rows, float* x);
   const float* output_norm() const;  // [width]

@@ -1,35 +1,11 @@
 // The whole engine on emulated GPUs, held to the plain reference.
-#include <memory>
-#include <string>
-#include <tuple>
-
-#include "absl/strings/str_cat.h"
-#include "engine/worker/cuda_backend.h"
 #include "gtest/gtest.h"
-#include "tests/engine/cuda/gpu_ring.h"
+#include "tests/engine/cuda/gpu_engine.h"
 #include "tests/engine/engine_cases.h"
 #include "tests/testing/reference_model.h"
 
 namespace ringfill {
 namespace {
-
-// Requests of the same engine on GPUs 0 to ranks - 1.
-std::unique_ptr<EngineRunner> GpuEngine(const std::string& path, EngineOptions options) {
-  const std::shared_ptr<const Model> model = LoadModelOrDie(path);
-  options.dtype = DType::kBF16;
-  options.kv_memory_bytes = 4 << 20;
-  options.workers = EngineRunner::ThreadsWith(model, options, [&](ThreadWorkersOptions& threads) {
-    threads.make_backend =
-        [model, options](const WorkersSpec& spec) -> absl::StatusOr<std::unique_ptr<RankBackend>> {
-      RF_ASSIGN_OR_RETURN(CudaBackend made,
-                          MakeCudaBackend(model, {.ranks = spec.ranks,
-                                                  .page_tokens = options.page_tokens,
-                                                  .kv_memory_bytes = options.kv_memory_bytes}));
-      return std::move(made.backend);
-    };
-  });
-  return std::make_unique<EngineRunner>(model, LoadTokenizerOrDie(*model), options);
-}
 
 class GpuEngineTest : public testing::TestWithParam<int> {
  protected:
@@ -78,7 +54,7 @@ TEST_P(GpuEngineTest, ALostRankEndsNoRequestOfTheOthers) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Gpus, GpuEngineTest, testing::Values(1, 2, 3, 4));
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuEngineTest, testing::ValuesIn(GpuCounts()));
 
 }  // namespace
 }  // namespace ringfill

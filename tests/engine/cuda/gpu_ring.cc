@@ -4,18 +4,8 @@
 #include <cstdlib>
 
 #include "engine/worker/cuda_backend.h"
-#include "tests/cuda_emulation/emulation.h"
-#include "tests/cuda_emulation/nccl/nccl_emulation.h"
 
 namespace ringfill {
-
-void ResetGpus(int devices, uint64_t seed) {
-  cuda_emulation::Options options;
-  options.devices = devices;
-  options.seed = seed;
-  cuda_emulation::Reset(options);
-  cuda_emulation::ResetNccl();
-}
 
 RingHarnessOptions GpuRing(int ranks) {
   RingHarnessOptions options;

@@ -1,15 +1,20 @@
-// Rings and engines on emulated GPUs.
+// Rings on emulated GPUs, and on real ones in builds with RINGFILL_GPU_TESTS.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "tests/testing/ring_harness.h"
 #include "tests/testing/tiny_model.h"
 
 namespace ringfill {
 
+// Numbers of GPUs to test with: 1 to 4, as many as there are.
+std::vector<int> GpuCounts();
+
 // The emulation anew, with this many devices; everything random follows the seed.
+// Real GPUs are as they are.
 void ResetGpus(int devices, uint64_t seed);
 
 // A harness whose ranks are GPUs 0 to ranks - 1, joined by NCCL.

@@ -98,7 +98,7 @@ TEST_P(GpuPassesTest, DecodesBesideChunks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuPassesTest,
-                         testing::Combine(testing::Values(1, 2, 3, 4), testing::Values(1, 2)),
+                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Values(1, 2)),
                          [](const auto& param) {
                            return absl::StrCat(std::get<0>(param.param), "gpus_seed",
                                                std::get<1>(param.param));

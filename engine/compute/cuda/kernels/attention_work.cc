@@ -22,7 +22,7 @@ std::vector<PrefillWork> PlanPrefill(const std::vector<TokenSpan>& spans, int gr
   std::vector<const TokenSpan*> order;
   for (const TokenSpan& span : spans) order.push_back(&span);
   std::stable_sort(order.begin(), order.end(),
-                   [](const TokenSpan* a, const TokenSpan* b) { return a->visible > b->visible; });
+                   [](const TokenSpan* a, const TokenSpan* b) { return a->keys() > b->keys(); });
   std::vector<PrefillWork> out;
   for (const TokenSpan* span : order) {
     const auto first = static_cast<std::ptrdiff_t>(out.size());
@@ -41,20 +41,22 @@ DecodePlan PlanDecode(const std::vector<TokenSpan>& spans, const DecodePlanOptio
   const int64_t wanted = CeilDiv(options.blocks, std::max<int64_t>(1, items * options.kv_heads));
   DecodePlan plan;
   for (const TokenSpan& span : spans) {
-    const int64_t splits = std::clamp<int64_t>(span.visible / kMinSplitKeys, 1, wanted);
-    const int64_t each = CeilDiv(CeilDiv(span.visible, splits), kPrefillKeys) * kPrefillKeys;
+    const int64_t splits = std::clamp<int64_t>(span.keys() / kMinSplitKeys, 1, wanted);
+    const int64_t first_key = span.begin / kPrefillKeys * kPrefillKeys;
+    const int64_t each =
+        CeilDiv(CeilDiv(span.visible - first_key, splits), kPrefillKeys) * kPrefillKeys;
     ForEachItem(span, options.group, kDecodeRows, [&](int64_t row, int32_t rows) {
       if (splits == 1) {
         plan.work.push_back({.row = row,
                              .rows = rows,
                              .run = span.run,
-                             .first_key = 0,
+                             .first_key = first_key,
                              .end_key = span.visible,
                              .part = -1});
         return;
       }
       const auto first = static_cast<int32_t>(plan.parts);
-      for (int64_t key = 0; key < span.visible; key += each) {
+      for (int64_t key = first_key; key < span.visible; key += each) {
         plan.work.push_back({.row = row,
                              .rows = rows,
                              .run = span.run,

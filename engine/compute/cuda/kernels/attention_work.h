@@ -9,13 +9,17 @@
 
 namespace ringfill::gpu {
 
-// Query tokens [token, token + tokens) of one run whose visible lengths do not fall.
+// Query tokens [token, token + tokens) of one run that see keys from the same one on, and whose
+// visible lengths do not fall.
 struct TokenSpan {
   int64_t token;
   int64_t tokens;
   int32_t run;
   int32_t bit;      // see PrefillWork
   int64_t visible;  // of the last token
+  int64_t begin = 0;
+
+  int64_t keys() const { return visible - begin; }
 };
 
 // Items that see most come first, so that the short ones even out the end.

@@ -74,7 +74,7 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void JoinSlicesKernel(SlicesArgs args) {
   int64_t rank = column * args.ranks / args.width;
   while (args.width * (rank + 1) / args.ranks <= column) ++rank;
   const int64_t within = column - args.width * rank / args.ranks;
-  const float v = args.gathered[(rank * args.tokens + token) * args.stride + within];
+  const float v = args.gathered[rank * args.part_stride + token * args.stride + within];
   args.out[i] = args.add ? args.out[i] + v : v;
 }
 
@@ -86,6 +86,17 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void NoteNonFiniteKernel(const float* x, in
   bool bad = false;
   for (int64_t i = threadIdx.x; i < n; i += kThreads) bad |= !IsFinite(x[row * n + i]);
   if (bad) SetBit(mask, chunk[row]);
+}
+
+// A block takes a token.
+RF_KERNEL RF_LAUNCH_BOUNDS(kThreads) void NoteFaultsKernel(NoteFaultsArgs args) {
+  const int64_t token = blockIdx.x;
+  const float* const x = args.x + token * args.token_stride;
+  bool bad = false;
+  for (int64_t i = threadIdx.x; i < args.pieces * args.floats; i += kThreads) {
+    bad |= !IsFinite(x[i / args.floats * args.piece_stride + i % args.floats]);
+  }
+  if (bad) (void)AtomicCas(args.first + token, 0u, args.place);
 }
 
 template <typename T>
@@ -143,6 +154,11 @@ int NoteNonFinite(const float* x, int64_t rows, int64_t n, const int32_t* chunk,
   if (rows == 0) return cudaSuccess;
   return Launch(NoteNonFiniteKernel, BlocksOf(rows, 1), dim3(kThreads), 0, stream, x, n, chunk,
                 mask);
+}
+
+int NoteFaults(const NoteFaultsArgs& args, KernelStream stream) {
+  if (args.tokens * args.pieces * args.floats == 0) return cudaSuccess;
+  return Launch(NoteFaultsKernel, BlocksOf(args.tokens, 1), dim3(kThreads), 0, stream, args);
 }
 
 }  // namespace ringfill::gpu

@@ -43,11 +43,12 @@ struct SiluMulArgs {
 [[nodiscard]] int ConvertFloats(const float* x, int64_t n, Element type, void* out,
                                 KernelStream stream);
 
-// Rows that all-gathered slices make up: rank r's part, at gathered + r * tokens * stride, holds
+// Rows that all-gathered slices make up: rank r's part, at gathered + r * part_stride, holds
 // [tokens][stride] floats, the first of each row being columns [width * r / ranks, width * (r + 1)
 // / ranks) of out's (SliceOf with block 1). out: [tokens][width]; added to when `add`.
 struct SlicesArgs {
   const float* gathered;
+  int64_t part_stride;
   int ranks;
   int64_t tokens;
   int64_t width;
@@ -63,5 +64,20 @@ struct SlicesArgs {
 // Sets bit chunk[r] (0 to 63) of *mask for every row r of x that holds a value that is not finite.
 [[nodiscard]] int NoteNonFinite(const float* x, int64_t rows, int64_t n, const int32_t* chunk,
                                 unsigned long long* mask, KernelStream stream);
+
+// The same for tokens whose values are `pieces` times `floats` in a row: token t's begin at
+// x + t * token_stride, a piece piece_stride behind the one before. Where one is not finite and
+// first[t] is 0, it becomes `place`.
+struct NoteFaultsArgs {
+  const float* x;
+  int64_t tokens;
+  int64_t token_stride;
+  int pieces;
+  int64_t piece_stride;
+  int64_t floats;
+  unsigned place;   // not 0
+  unsigned* first;  // [tokens]
+};
+[[nodiscard]] int NoteFaults(const NoteFaultsArgs& args, KernelStream stream);
 
 }  // namespace ringfill::gpu

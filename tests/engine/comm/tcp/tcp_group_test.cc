@@ -468,7 +468,7 @@ TEST_F(TcpWatchTest, ALinkThatGoesDarkWhileOthersWaitIsFound) {
   for (const absl::Status& status : site_.Run([&](Communicator& comm) {
          if (comm.rank() == 2) site_.proxies[2]->Set(kDark);
          if (comm.rank() == 0) return comm.Barrier(Soon());
-         Buffer send(100), recv(100);
+         Buffer send(comm, 100), recv(comm, 100);
          return Exchange(comm, ExchangeOf(Next(comm), Previous(comm), send, recv));
        })) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;

@@ -33,6 +33,32 @@ TEST(PlanPrefill, CoversEveryRowOnceLongestFirst) {
   EXPECT_TRUE(PlanPrefill({}, 4).empty());
 }
 
+// Documents inside a prompt: what lies before them is work for nobody.
+TEST(PlanPrefill, CountsTheKeysOfDocuments) {
+  const std::vector<TokenSpan> spans = {{0, 1, 0, 0, 5000, 4990}, {1, 1, 1, 0, 100}};
+  EXPECT_EQ(PlanPrefill(spans, 1).front().run, 1);
+}
+
+TEST(PlanDecode, DocumentsAreCoveredFromTheirFirstTile) {
+  for (const int blocks : {1, 64}) {
+    const std::vector<TokenSpan> spans = {{0, 1, 0, 0, 9000, 5003}, {1, 1, 1, 0, 77, 77}};
+    const DecodePlan plan = PlanDecode(spans, {.group = 1, .kv_heads = 1, .blocks = blocks});
+    int64_t next = 4992;
+    for (const DecodeWork& item : plan.work) {
+      if (item.run == 1) {
+        EXPECT_EQ(item.part, -1);
+        continue;
+      }
+      EXPECT_EQ(item.first_key, next);
+      next = item.end_key;
+    }
+    EXPECT_EQ(next, 9000);
+    // No part is shorter than keys are worth splitting for.
+    EXPECT_LE(plan.parts, (9000 - 5003) / kMinSplitKeys);
+    EXPECT_EQ(plan.parts > 0, blocks > 1);
+  }
+}
+
 TEST(PlanDecode, SplitsCoverEveryKeyOnce) {
   for (const int blocks : {1, 16, 1000}) {
     const std::vector<TokenSpan> spans = {{0, 1, 0, 0, 0}, {1, 1, 1, 0, 255}, {2, 9, 2, 0, 10007}};

@@ -161,13 +161,14 @@ TEST(GpuJoinSlices, PutsColumnsInOrder) {
       for (const bool add : {false, true}) {
         constexpr int64_t kTokens = 3;
         const int64_t stride = LargestSlice(width, 1, ranks);
-        std::vector<float> gathered(static_cast<size_t>(ranks * kTokens * stride), NAN);
+        const int64_t part = kTokens * stride + 5;
+        std::vector<float> gathered(static_cast<size_t>(ranks * part), NAN);
         std::vector<float> rows = Normals(kTokens * width, 8);
         for (int r = 0; r < ranks; ++r) {
           const Slice slice = SliceOf(width, 1, r, ranks);
           for (int64_t t = 0; t < kTokens; ++t) {
             for (int64_t i = 0; i < slice.size(); ++i) {
-              gathered[static_cast<size_t>((r * kTokens + t) * stride + i)] =
+              gathered[static_cast<size_t>(r * part + t * stride + i)] =
                   rows[static_cast<size_t>(t * width + slice.begin + i)];
             }
           }
@@ -175,6 +176,7 @@ TEST(GpuJoinSlices, PutsColumnsInOrder) {
         const std::vector<float> before(rows.size(), 2.0f);
         const DeviceArray<float> in(gathered), out(before);
         ASSERT_EQ(JoinSlices({.gathered = in.data(),
+                              .part_stride = part,
                               .ranks = ranks,
                               .tokens = kTokens,
                               .width = width,
@@ -203,6 +205,34 @@ TEST(GpuNoteNonFinite, NamesTheChunks) {
     EXPECT_EQ(mask.Read()[0], uint64_t{16} | uint64_t{1} << 33 | uint64_t{1} << 7);
   }
   EXPECT_EQ(NoteNonFinite(nullptr, 0, kN, nullptr, nullptr, nullptr), 0);
+}
+
+TEST(GpuNoteFaults, KeepsTheFirstPlaceOfEachToken) {
+  // 5 tokens, of each three pieces of 130 floats: rows of 150 apart, pieces of 800.
+  constexpr int64_t kStride = 150, kPieceStride = 800, kFloats = 130;
+  std::vector<float> x = Normals(3 * kPieceStride, 9, 1e30f);
+  const auto at = [](int64_t token, int64_t piece, int64_t i) {
+    return static_cast<size_t>(token * kStride + piece * kPieceStride + i);
+  };
+  x[at(0, 0, kFloats)] = NAN;  // between two rows
+  x[at(1, 0, 0)] = INFINITY;
+  x[at(2, 1, kFloats - 1)] = NAN;
+  x[at(3, 2, 7)] = -INFINITY;
+  x[at(3, 0, 7)] = NAN;
+  const DeviceArray<float> device_x(x);
+  const DeviceArray<unsigned> first(std::vector<unsigned>{0, 0, 0, 3, 4});
+  NoteFaultsArgs args{.x = device_x.data(),
+                      .tokens = 5,
+                      .token_stride = kStride,
+                      .pieces = 3,
+                      .piece_stride = kPieceStride,
+                      .floats = kFloats,
+                      .place = 9,
+                      .first = first.data()};
+  ASSERT_EQ(NoteFaults(args, nullptr), 0);
+  EXPECT_EQ(first.Read(), (std::vector<unsigned>{0, 9, 9, 3, 4}));
+  args.floats = 0;
+  EXPECT_EQ(NoteFaults(args, nullptr), 0);
 }
 
 }  // namespace
