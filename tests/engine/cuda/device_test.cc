@@ -5,9 +5,11 @@
 #include <random>
 #include <string>
 #include <thread>
+#include <tuple>
 
 #include "engine/compute/cuda/cuda_api.h"
 #include "engine/compute/cuda/cuda_device.h"
+#include "engine/compute/cuda/cuda_graphs.h"
 #include "engine/compute/cuda/cuda_memory.h"
 #include "engine/compute/cuda/products.h"
 #include "engine/worker/cuda_backend.h"
@@ -205,6 +207,79 @@ TEST_P(CudaStreamTest, ADeadDeviceFailsEverything) {
 
 INSTANTIATE_TEST_SUITE_P(Seeds, CudaStreamTest, testing::Values(1, 2, 3, 4, 5));
 
+class CudaGraphsTest : public testing::Test {
+ protected:
+  CudaGraphsTest() {
+    ResetGpus(1, 2);
+    stream_ = CudaStream::Make(0, nullptr).value();
+    memory_ = std::make_unique<CudaMemory>(*stream_);
+    buffer_ = memory_->Allocate(4, "test").value();
+  }
+  ~CudaGraphsTest() override { buffer_ = DeviceBuffer(); }
+
+  // True when the launches were called, to run or to be captured.
+  bool Run(const CudaGraphs::Key& key, int value) {
+    bool called = false;
+    const absl::Status status = graphs_.Run(key, stream_->get(), [&] {
+      called = true;
+      return CudaStatus(cudaMemsetAsync(buffer_.data(), value, 4, stream_->get()), "set", 0);
+    });
+    EXPECT_TRUE(status.ok()) << status;
+    return called;
+  }
+  int Value() {
+    EXPECT_EQ(cudaStreamSynchronize(stream_->get()), cudaSuccess);
+    unsigned char got = 0;
+    EXPECT_EQ(cudaMemcpy(&got, buffer_.data(), 1, cudaMemcpyDeviceToHost), cudaSuccess);
+    return got;
+  }
+
+  std::unique_ptr<CudaStream> stream_;
+  std::unique_ptr<CudaMemory> memory_;
+  DeviceBuffer buffer_;
+  CudaGraphs graphs_{0};
+};
+
+TEST_F(CudaGraphsTest, TheSecondTimeIsCapturedAndReplayedFromThenOn) {
+  const CudaGraphs::Key key{3, nullptr, nullptr};
+  for (const auto& [value, called, seen] : {std::tuple{1, true, 1}, {2, true, 2}, {7, false, 2}}) {
+    graphs_.Begin({5, 6});
+    EXPECT_EQ(Run(key, value), called);
+    EXPECT_EQ(Value(), seen);
+  }
+  // Of another buffer, in place of the first.
+  EXPECT_TRUE(Run({3, nullptr, this}, 9));
+  EXPECT_FALSE(Run({3, nullptr, this}, 8));
+  EXPECT_TRUE(Run(key, 4));
+  EXPECT_EQ(Value(), 4);
+  graphs_.BeginPlain();
+  EXPECT_TRUE(Run(key, 5));
+  EXPECT_EQ(Value(), 5);
+}
+
+TEST_F(CudaGraphsTest, ShapesThatWereNotUsedForLongAreForgotten) {
+  const CudaGraphs::Key key{};
+  for (const uint64_t shape : {1, 1, 1, 2, 3, 4, 5, 6, 7, 8, 1}) {
+    graphs_.Begin({shape});
+    Run(key, 1);
+  }
+  EXPECT_FALSE(Run(key, 1));
+  for (uint64_t shape = 9; shape < 17; ++shape) graphs_.Begin({shape});
+  graphs_.Begin({1});
+  EXPECT_TRUE(Run(key, 1));
+}
+
+TEST_F(CudaGraphsTest, AFailedCaptureLeavesTheStreamUsable) {
+  const CudaGraphs::Key key{};
+  graphs_.Begin({1});
+  graphs_.Begin({1});
+  const absl::Status status =
+      graphs_.Run(key, stream_->get(), [] { return absl::InternalError("a launch failed"); });
+  EXPECT_EQ(status.message(), "a launch failed");
+  EXPECT_TRUE(Run(key, 6));
+  EXPECT_EQ(Value(), 6);
+}
+
 // cuBLASLt's products and the plain ones against sums in double, with slices as decode cuts them.
 TEST(ProductsTest, BothMatchExactSums) {
   ResetGpus(1, 3);
@@ -275,12 +350,8 @@ TEST(ProductsTest, BothMatchExactSums) {
   }
 }
 
-// Logits of the whole text in one chunk, on a device with this plan.
-std::vector<float> LogitsWith(const PassTestModel& text, const CudaWeightsPlan& plan) {
-  ResetGpus(1, 5);
-  CudaRankOptions rank{.gpu = FirstGpu(), .pages = 64, .page_tokens = 16, .weights = plan};
-  auto device = CudaDevice::Make(text.model, rank).value();
-  const ModelConfig& c = text.model->config();
+// The whole text as one chunk of replicated tokens of one rank.
+std::shared_ptr<Device::TokenBatch> BatchOf(const PassTestModel& text) {
   auto batch = std::make_shared<Device::TokenBatch>();
   const size_t tokens = text.text.size();
   KvRun run;
@@ -294,32 +365,91 @@ std::vector<float> LogitsWith(const PassTestModel& text, const CudaWeightsPlan& 
         {static_cast<int64_t>(t), 1, run.pages.back(), static_cast<int>(t % 16)});
   }
   batch->runs.push_back(run);
+  return batch;
+}
+
+std::unique_ptr<CudaDevice> DeviceWith(const PassTestModel& text, const CudaWeightsPlan& plan) {
+  ResetGpus(1, 5);
+  return CudaDevice::Make(text.model,
+                          {.gpu = FirstGpu(), .pages = 64, .page_tokens = 16, .weights = plan})
+      .value();
+}
+
+std::vector<float> LogitsOf(const PassTestModel& text, CudaDevice& device,
+                            const std::shared_ptr<const Device::TokenBatch>& batch) {
+  const ModelConfig& c = text.model->config();
+  const size_t tokens = text.text.size();
   using Stage = Device::TokenStage;
   size_t bytes = 0;
   for (const Stage s : {Stage::kQkv, Stage::kStates, Stage::kOutput, Stage::kFfn}) {
-    bytes = std::max(bytes, device->TokenBytes(s, batch->tokens(), 1));
+    bytes = std::max(bytes, device.TokenBytes(s, batch->tokens(), 1));
   }
-  const DeviceBuffer even = device->Allocate(bytes, "send"), odd = device->Allocate(bytes, "send");
-  device->BeginTokens(batch);
+  const DeviceBuffer even = device.Allocate(bytes, "send"), odd = device.Allocate(bytes, "send");
+  device.BeginTokens(batch);
   for (int layer = 0; layer < c.layers; ++layer) {
-    device->TokenQkv(layer, even.data());
-    device->TokenAttend(layer, even.data(), odd.data());
-    device->TokenOutput(layer, odd.data(), even.data());
-    device->TokenFfn(layer, even.data(), odd.data());
-    device->EndTokenLayer(layer, odd.data());
+    device.TokenQkv(layer, even.data());
+    device.TokenAttend(layer, even.data(), odd.data());
+    device.TokenOutput(layer, odd.data(), even.data());
+    device.TokenFfn(layer, even.data(), odd.data());
+    device.EndTokenLayer(layer, odd.data());
   }
   std::vector<float> hidden(tokens * static_cast<size_t>(c.width));
-  device->HiddenTokens(hidden.data());
-  EXPECT_TRUE(device->stream().Synchronize(InTwoMinutes()).ok());
+  device.HiddenTokens(hidden.data());
+  EXPECT_TRUE(device.stream().Synchronize(InTwoMinutes()).ok());
   std::vector<float> logits(static_cast<size_t>(c.vocab));
   const float* last = hidden.data() + (tokens - 1) * static_cast<size_t>(c.width);
   // In two slices, the second of which begins at an odd row.
-  device->Logits(last, 1, 0, 101, logits.data());
-  device->Logits(last, 1, 101, c.vocab, logits.data() + 101);
-  EXPECT_TRUE(device->stream().Synchronize(InTwoMinutes()).ok());
-  EXPECT_EQ(device->TakeCounters().attention_pairs,
+  device.Logits(last, 1, 0, 101, logits.data());
+  device.Logits(last, 1, 101, c.vocab, logits.data() + 101);
+  EXPECT_TRUE(device.stream().Synchronize(InTwoMinutes()).ok());
+  EXPECT_EQ(device.TakeCounters().attention_pairs,
             c.layers * static_cast<int64_t>(tokens * (tokens + 1) / 2));
   return logits;
+}
+
+// Logits of the whole text in one chunk, on a device with this plan, as each of some steps gives
+// them: plainly, captured and replayed.
+std::vector<float> LogitsWith(const PassTestModel& text, const CudaWeightsPlan& plan) {
+  const auto device = DeviceWith(text, plan);
+  const auto batch = BatchOf(text);
+  std::vector<float> first = LogitsOf(text, *device, batch);
+  for (int step = 1; step < 3; ++step) EXPECT_EQ(LogitsOf(text, *device, batch), first);
+  // Layers that keep their place become graphs: 4 stages, from the second step on.
+  const int layers = text.model->config().layers;
+  const int resident = plan.expanded_layers == layers ? layers : plan.expanded_layers - 2;
+  EXPECT_EQ(device->graphs_replayed(), 2 * 4 * resident);
+  return first;
+}
+
+TEST(TokensTest, StoppedTokensSeeNothingAndAreStoredNowhere) {
+  const PassTestModel text(GpuTinyModel(), 40);
+  const ModelConfig& c = text.model->config();
+  const auto device = DeviceWith(text, {c.layers, true});
+  const auto batch = BatchOf(text);
+  constexpr size_t kTokens = 40, kStopped = 25;  // from the latter on
+  auto rest = std::make_shared<Device::TokenBatch>(*batch);
+  std::fill(rest->visible.begin() + kStopped, rest->visible.end(), 0);
+  rest->stores.resize(kStopped);
+  using Stage = Device::TokenStage;
+  const size_t bytes = device->TokenBytes(Stage::kStates, kTokens, 1);
+  const DeviceBuffer qkv = device->Allocate(device->TokenBytes(Stage::kQkv, kTokens, 1), "send");
+  const DeviceBuffer states = device->Allocate(bytes, "send");
+  device->BeginTokens(batch);
+  device->StopTokens(rest);
+  device->TokenQkv(0, qkv.data());
+  device->TokenAttend(0, qkv.data(), states.data());
+  ASSERT_TRUE(device->stream().Synchronize(InTwoMinutes()).ok());
+  EXPECT_EQ(device->TakeCounters().attention_pairs, int64_t{kStopped * (kStopped + 1) / 2});
+  std::vector<float> host(bytes / sizeof(float));
+  ASSERT_EQ(cudaMemcpy(host.data(), states.data(), bytes, cudaMemcpyDeviceToHost), cudaSuccess);
+  // Sums follow the maxima: [kv_heads][rows * group].
+  const size_t rows = host.size() / static_cast<size_t>(2 + c.head_dim);
+  const size_t head_rows = rows / static_cast<size_t>(c.kv_heads);
+  const auto group = static_cast<size_t>(c.heads / c.kv_heads);
+  for (size_t row = 0; row < rows; ++row) {
+    const size_t token = row % head_rows / group;
+    EXPECT_EQ(host[rows + row] > 0, token < kStopped) << "token " << token;
+  }
 }
 
 TEST(CudaWeightsTest, LayersExpandedInTurnGiveTheSameBits) {
