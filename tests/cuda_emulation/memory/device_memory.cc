@@ -18,6 +18,10 @@ namespace {
 // until it is written.
 constexpr size_t kPoisonFileBytes = size_t{16} << 20;
 
+// Without protection keys larger allocations stay accessible to all: changing that of every page
+// around each piece of work would take most of the time.
+constexpr size_t kMostProtected = size_t{1} << 20;
+
 int MakePoisonFile() {
   const int file = memfd_create("ringfill-device-poison", MFD_CLOEXEC);
   RF_CHECK(file >= 0 && ftruncate(file, kPoisonFileBytes) == 0);
@@ -46,7 +50,8 @@ DeviceMemory::DeviceMemory()
     : range_(static_cast<std::byte*>(Reserve(kMaxDevices * kDeviceSpan, PROT_NONE))),
       table_(static_cast<std::atomic<Allocation*>*>(
           Reserve(kMaxDevices * kDeviceSpan / kGranule * sizeof(*table_), PROT_READ | PROT_WRITE))),
-      poison_file_(MakePoisonFile()) {
+      poison_file_(MakePoisonFile()),
+      keys_(kMaxDevices) {
   ExplainHostAccess(range_, kMaxDevices * kDeviceSpan);
 }
 
@@ -82,7 +87,7 @@ void* DeviceMemory::Allocate(int index, size_t bytes) {
   allocation->bytes = bytes;
   device.next = offset + span;
   device.used += bytes;
-  Map(*allocation, device.open > 0);
+  Map(index, *allocation, device.open > 0);
   Enter(allocation.get(), allocation.get());
   device.live.push_back(allocation.get());
   device.allocations.push_back(std::move(allocation));
@@ -104,12 +109,17 @@ size_t DeviceMemory::FindSpace(Device& device, size_t span) {
   return offset + span <= kDeviceSpan ? offset : kDeviceSpan;
 }
 
-void DeviceMemory::Map(const Allocation& allocation, bool open) {
+void DeviceMemory::Map(int device, const Allocation& allocation, bool open) {
+  const bool accessible = open || keys_.available() || allocation.bytes > kMostProtected;
   for (size_t done = 0; done < allocation.mapped_bytes(); done += kPoisonFileBytes) {
     const size_t part = std::min(kPoisonFileBytes, allocation.mapped_bytes() - done);
-    void* at = mmap(allocation.base + done, part, open ? PROT_READ | PROT_WRITE : PROT_NONE,
+    void* at = mmap(allocation.base + done, part, accessible ? PROT_READ | PROT_WRITE : PROT_NONE,
                     MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, poison_file_, 0);
     RF_CHECK(at == allocation.base + done);
+  }
+  if (keys_.available()) {
+    RF_CHECK(pkey_mprotect(allocation.base, allocation.mapped_bytes(), PROT_READ | PROT_WRITE,
+                           keys_.key(device)) == 0);
   }
   Poison(allocation.base + allocation.bytes, allocation.mapped_bytes() - allocation.bytes);
 }
@@ -146,17 +156,21 @@ size_t DeviceMemory::used(int device) const {
 }
 
 void DeviceMemory::Open(int device) {
+  if (keys_.available()) keys_.Open(device);
   MutexLock lock(&mutex_);
   if (At(device).open++ == 0) Protect(At(device), true);
 }
 
 void DeviceMemory::Close(int device) {
+  if (keys_.available()) keys_.Close(device);
   MutexLock lock(&mutex_);
   if (--At(device).open == 0) Protect(At(device), false);
 }
 
 void DeviceMemory::Protect(Device& device, bool open) {
+  if (keys_.available()) return;
   for (const Allocation* allocation : device.live) {
+    if (allocation->bytes > kMostProtected) continue;
     RF_CHECK(mprotect(allocation->base, allocation->mapped_bytes(),
                       open ? PROT_READ | PROT_WRITE : PROT_NONE) == 0);
   }

@@ -2,8 +2,8 @@
 // only live allocations are mapped. New memory is full of 0xff bytes (NaN), freed memory is
 // unmapped and its addresses are given out again only
 // when a device has no others left. Host code that touches device memory gets a
-// segmentation fault: pages are readable only while a device is open, that is while some thread
-// runs queued work.
+// segmentation fault: it is accessible only while a device is open, that is to the thread that
+// runs queued work, and on CPUs without protection keys to all while some thread does.
 //
 // Any thread may call. Finding an allocation takes no lock: kernels do it at every access.
 #pragma once
@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "tests/cuda_emulation/memory/protection_keys.h"
 
 namespace ringfill::cuda_emulation {
 
@@ -89,7 +90,7 @@ class DeviceMemory {
   }
   // Offset of `span` bytes that no live allocation has; kDeviceSpan when there are none.
   size_t FindSpace(Device& device, size_t span) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Map(const Allocation& allocation, bool open);
+  void Map(int device, const Allocation& allocation, bool open);
   void Unmap(const Allocation& allocation);
   void Protect(Device& device, bool open) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Enter(const Allocation* allocation, Allocation* value);
@@ -97,6 +98,7 @@ class DeviceMemory {
   std::byte* range_;
   std::atomic<Allocation*>* table_;  // of each granule; mapped on demand
   int poison_file_;
+  const ProtectionKeys keys_;
   mutable Mutex mutex_;
   std::array<Device, kMaxDevices> devices_ ABSL_GUARDED_BY(mutex_);
   size_t total_ ABSL_GUARDED_BY(mutex_) = 0;
