@@ -11,10 +11,10 @@
 namespace ringfill::cuda_emulation {
 namespace {
 
-constexpr std::align_val_t kAlignment{4096};
+constexpr std::align_val_t kPageAlignment{4096};
 
 struct Free {
-  void operator()(std::byte* p) const { ::operator delete(p, kAlignment); }
+  void operator()(std::byte* p) const { ::operator delete(p, kPageAlignment); }
 };
 struct Range {
   size_t bytes;
@@ -41,7 +41,7 @@ bool Remove(void* p, bool owned) {
 }  // namespace
 
 void* AllocatePinned(size_t bytes) {
-  auto* p = static_cast<std::byte*>(::operator new(bytes, kAlignment));
+  auto* p = static_cast<std::byte*>(::operator new(bytes, kPageAlignment));
   std::memset(p, 0xff, bytes);
   Pinned& pinned = ThePinned();
   MutexLock lock(&pinned.mutex);

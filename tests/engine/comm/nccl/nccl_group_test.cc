@@ -259,6 +259,22 @@ TEST_F(NcclTest, RanksFormAGroupFromAnIdThatOneMade) {
   ExpectAllOk(statuses);
 }
 
+// What a rank has left when it lost all others, for as long as one transport serves all sizes.
+TEST_F(NcclTest, OneRankTalksToItself) {
+  for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
+    ResetEmulation(seed);
+    const auto ends = MakeNcclGroup({static_cast<int>(seed % 4)}, Soon()).value();
+    const int64_t mine = 7;
+    int64_t got = 0;
+    ASSERT_TRUE(ends[0]
+                    ->GatherOnHost(std::as_bytes(std::span(&mine, 1)),
+                                   std::as_writable_bytes(std::span(&got, 1)), Soon())
+                    .ok());
+    EXPECT_EQ(got, mine);
+    EXPECT_TRUE(ends[0]->Barrier(Soon()).ok());
+  }
+}
+
 TEST_F(NcclTest, RankThatDoesNotJoinEndsAtTheDeadline) {
   const NcclId id = NewNcclId().value();
   const auto end = FormNcclRank(
