@@ -9,7 +9,7 @@
 namespace ringfill {
 namespace {
 
-constexpr size_t kAlignment = 16;
+constexpr size_t kListAlignment = 16;
 
 }  // namespace
 
@@ -52,7 +52,7 @@ Upload::Place Upload::AddBytes(const void* from, size_t bytes) {
 
 Upload::Place Upload::AddZeros(size_t bytes) {
   const Place place{bytes_.size()};
-  bytes_.resize(bytes_.size() + (bytes + kAlignment - 1) / kAlignment * kAlignment);
+  bytes_.resize(bytes_.size() + (bytes + kListAlignment - 1) / kListAlignment * kListAlignment);
   return place;
 }
 

@@ -13,13 +13,15 @@ namespace {
 
 // Of the file, in one copy.
 constexpr size_t kCopyBytes = size_t{8} << 20;
-constexpr size_t kAlignment = 256;
+constexpr size_t kMatrixAlignment = 256;
 
 size_t StoredBytes(const WeightMatrix& w) {
   return static_cast<size_t>(w.rows) * WeightRowBytes(w.type, w.cols);
 }
 size_t Weights(const WeightMatrix& w) { return static_cast<size_t>(w.rows * w.cols); }
-size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+size_t Aligned(size_t bytes) {
+  return (bytes + kMatrixAlignment - 1) / kMatrixAlignment * kMatrixAlignment;
+}
 
 std::vector<const WeightMatrix*> MatricesOf(const LayerWeights& layer) {
   return {&layer.q, &layer.k, &layer.v, &layer.o, &layer.gate, &layer.up, &layer.down};

@@ -8,7 +8,7 @@ namespace ringfill {
 namespace {
 
 constexpr size_t kBlockBytes = size_t{256} << 10;
-constexpr size_t kAlignment = 64;
+constexpr size_t kPieceAlignment = 64;
 constexpr size_t kMostFreeBytes = size_t{128} << 20;
 
 }  // namespace
@@ -18,7 +18,7 @@ PinnedPool::Block::~Block() {
 }
 
 absl::StatusOr<PinnedPiece> PinnedPool::Take(size_t bytes) {
-  bytes = (std::max<size_t>(bytes, 1) + kAlignment - 1) / kAlignment * kAlignment;
+  bytes = (std::max<size_t>(bytes, 1) + kPieceAlignment - 1) / kPieceAlignment * kPieceAlignment;
   if (current_ == nullptr || used_ + bytes > current_->bytes) {
     current_ = nullptr;
     RF_ASSIGN_OR_RETURN(current_, NewBlock(bytes));

@@ -104,5 +104,32 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuPassesTest,
                                                std::get<1>(param.param));
                          });
 
+// A sample under many orders of streams, threads and transfers.
+class GpuSeedsTest : public testing::TestWithParam<int> {};
+
+TEST_P(GpuSeedsTest, AStepOfEveryKindMatchesTheReference) {
+  constexpr int kRanks = 3;
+  if (GpuCounts().size() < kRanks) GTEST_SKIP() << "too few GPUs";
+  ResetGpus(kRanks, static_cast<uint64_t>(100 + GetParam()));
+  const PassTestModel& text = GpuText();
+  RingHarness ring(text.model, GpuRing(kRanks));
+  const auto& cached = ring.AddSequence(text.Prefix(40), SnakeSpec(kRanks, kPage));
+  StepPlan cold = ring.NewPlan();
+  ring.AddChunk(cold, cached, {{0, 39}}, TokenMode::kDealt, RingStrategy::kPassQ);
+  ExpectLogitsNear(ring.Logits(ring.Run(cold)).at(0), text.logits[38], kGpuTolerance);
+  for (const RingStrategy strategy : {RingStrategy::kPassKv, RingStrategy::kGatherKv}) {
+    const auto& prompt = ring.AddSequence(text.Prefix(60), SnakeSpec(kRanks, kPage));
+    StepPlan plan = ring.NewPlan();
+    ring.AddChunk(plan, prompt, {{0, 60}}, TokenMode::kHome, strategy);
+    ring.AddDecode(plan, cached, 39);
+    const auto logits = ring.Logits(ring.Run(plan));
+    ASSERT_EQ(logits.size(), 2u);
+    ExpectLogitsNear(logits[0], text.logits[59], kGpuTolerance);
+    ExpectLogitsNear(logits[1], text.logits[39], kGpuTolerance);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Seeds, GpuSeedsTest, testing::Range(1, 21));
+
 }  // namespace
 }  // namespace ringfill
