@@ -53,7 +53,7 @@ if $build; then
     (cd "$root" && cmake --preset release -B "$tree" -DRINGFILL_CUDA=ON -DRINGFILL_GPU_TESTS=ON \
       -DRINGFILL_BUILD_SERVER=OFF) >&2 || die "cannot configure; --build-only on another machine?"
   fi
-  mapfile -t programs < <(ninja -C "$tree" -t targets all | sed -n 's/^\([a-z0-9_]*_on_gpu\): phony$/\1/p')
+  mapfile -t programs < <(ninja -C "$tree" -t targets all | sed -n 's/^\(cuda_[a-z0-9_]*_on_gpu\): phony$/\1/p')
   say "building"
   ninja -C "$tree" "${programs[@]}" gpu_bench engine_bench ringfill-make-model >&2
 fi
