@@ -70,7 +70,8 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // `what` names the buffer in Memory(). Aborts when the device has no such memory.
+  // `what` names the buffer in Memory(). Aborts when the device has no such memory; a lost one
+  // fails its stream instead, and nothing touches the buffer.
   virtual DeviceBuffer Allocate(size_t bytes, std::string_view what) = 0;
   struct MemoryUse {
     std::string what;
@@ -87,6 +88,8 @@ class Device {
   // Makes whatever waits inside the device's operations, now or later, fail with `status` until the
   // epoch is formed anew. The first abort wins. Any thread may call it. REQUIRES: !status.ok().
   virtual void Abort(absl::Status status) = 0;
+  // Nothing will ever run on it again: a GPU that fails every call. REQUIRES: no operation runs.
+  virtual bool lost() { return false; }
   // How long an operation that is queued from now on may wait inside for the other ranks.
   virtual void SetWaitLimit(Duration limit) = 0;
 

@@ -34,6 +34,7 @@ class CudaDevice final : public Device {
   WorkCounters TakeCounters() override;
   void Recover() override { stream_->Clear(); }
   void Abort(absl::Status status) override { stream_->Fail(status); }
+  bool lost() override { return stream_->DeviceLost(); }
   void SetWaitLimit(Duration) override {}
 
   int64_t pages() const override { return rank_->pages; }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/check.h"
+#include "base/aligned_buffer.h"
 #include "engine/compute/cuda/cuda_api.h"
 
 namespace ringfill {
@@ -105,10 +105,20 @@ void CudaStream::Launch(const OpLabel& label, const Work& work) {
 
 std::byte* CudaStream::Pinned(size_t bytes) {
   absl::StatusOr<PinnedPiece> piece = pinned_.Take(bytes);
-  // A host without memory is beyond help, as everywhere.
-  RF_CHECK(piece.ok());
+  if (!piece.ok()) {
+    marks_->Fail(piece.status());
+    auto plain = std::make_shared<AlignedBuffer>(std::max<size_t>(bytes, 1));
+    piece = PinnedPiece(plain, plain->data());
+  }
   segment_.pinned.push_back(*std::move(piece));
   return segment_.pinned.back().get();
+}
+
+bool CudaStream::DeviceLost() const {
+  if (cudaSetDevice(device_) != cudaSuccess) return true;
+  // An error that work has run into comes back from every call.
+  const cudaError_t state = cudaStreamQuery(stream_);
+  return state != cudaSuccess && state != cudaErrorNotReady;
 }
 
 void CudaStream::Then(std::function<absl::Status()> fn) { segment_.then.push_back(std::move(fn)); }

@@ -52,7 +52,8 @@ class CudaStream final : public Stream {
 
   // ---- for work alone
   // Pinned host memory for copies in either direction, aligned to 64 bytes, until all that is
-  // queued by now has run and its Thens are through.
+  // queued by now has run and its Thens are through. When there is none (a lost device pins
+  // nothing) the stream fails, and plain memory serves until that shows.
   std::byte* Pinned(size_t bytes);
   // Runs on some host thread when all that is queued by now has run and has not failed, before any
   // event behind is done; an error fails the stream. Queues nothing.
@@ -60,6 +61,8 @@ class CudaStream final : public Stream {
 
   // The first failure stays. Any thread may call it. REQUIRES: !status.ok().
   void Fail(const absl::Status& status) { marks_->Fail(status); }
+  // Asks the device: true when it fails every call.
+  bool DeviceLost() const;
 
   EventPtr Record() override;
   void WaitFor(EventPtr event, Instant deadline) override;

@@ -199,10 +199,24 @@ TEST_P(CudaStreamTest, ADeadDeviceFailsEverything) {
   const DeviceBuffer buffer = memory_[0]->Allocate(8, "test").value();
   Fill(0, buffer, 1);
   const EventPtr behind = stream_[0]->Record();
+  EXPECT_FALSE(stream_[0]->DeviceLost());
   cuda_emulation::SetQuiet(true);
   cuda_emulation::KillDevice(0);
   EXPECT_FALSE(behind->Await(InTwoMinutes()).ok());
   EXPECT_THAT(std::string(stream_[0]->status().message()), HasSubstr("device 0"));
+  EXPECT_TRUE(stream_[0]->DeviceLost());
+  EXPECT_FALSE(stream_[1]->DeviceLost());
+  // For good; what has no way to fail gives memory.
+  stream_[0]->Clear();
+  constexpr size_t kMuch = size_t{1} << 20;
+  bool called = false;
+  stream_[0]->Enqueue({}, [&](cudaStream_t) {
+    std::memset(stream_[0]->Pinned(kMuch), 1, kMuch);
+    called = true;
+    return absl::OkStatus();
+  });
+  EXPECT_TRUE(called);
+  EXPECT_FALSE(stream_[0]->Synchronize(InTwoMinutes()).ok());
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, CudaStreamTest, testing::Values(1, 2, 3, 4, 5));
@@ -450,6 +464,18 @@ TEST(TokensTest, StoppedTokensSeeNothingAndAreStoredNowhere) {
     const size_t token = row % head_rows / group;
     EXPECT_EQ(host[rows + row] > 0, token < kStopped) << "token " << token;
   }
+}
+
+TEST(CudaDeviceTest, ALostDeviceGivesBuffersThatNothingTouches) {
+  const PassTestModel text(GpuTinyModel(), 40);
+  const auto device = DeviceWith(text, {text.model->config().layers, true});
+  EXPECT_FALSE(device->lost());
+  cuda_emulation::KillDevice(0);
+  EXPECT_TRUE(device->lost());
+  const DeviceBuffer buffer = device->Allocate(size_t{1} << 20, "shards");
+  EXPECT_NE(buffer.data(), nullptr);
+  device->TokenQkv(0, buffer.data());
+  EXPECT_FALSE(device->stream().Synchronize(InTwoMinutes()).ok());
 }
 
 TEST(CudaWeightsTest, LayersExpandedInTurnGiveTheSameBits) {
