@@ -40,6 +40,8 @@ void SetQuiet(bool quiet);
 // From now on the device fails all calls with `error`, as after a hardware fault; what is queued is
 // dropped.
 void KillDevice(int device, cudaError_t error = cudaErrorLaunchFailure);
+// The same when it has run so many operations more, nodes of graphs counted singly.
+void KillDeviceAfter(int device, int operations, cudaError_t error = cudaErrorLaunchFailure);
 
 // Counts since Reset, for tests that assert them.
 struct Counters {

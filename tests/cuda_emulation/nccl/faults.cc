@@ -28,9 +28,9 @@ bool NcclFaults::IsHeld(int device) {
   return held_.at(static_cast<size_t>(device)) || broken_.at(static_cast<size_t>(device));
 }
 
-void NcclFaults::Break(int device) {
+void NcclFaults::Break(int device, bool broken) {
   MutexLock lock(&mutex_);
-  broken_.at(static_cast<size_t>(device)) = true;
+  broken_.at(static_cast<size_t>(device)) = broken;
 }
 
 bool NcclFaults::IsBroken(int device) {
@@ -60,7 +60,13 @@ void ReleaseNccl(int device) {
   Runtime::Get().Change([] {});
 }
 
-void BreakNccl(int device) { NcclFaults::Get().Break(device); }
+void BreakNccl(int device) { NcclFaults::Get().Break(device, true); }
+
+void MendNccl(int device) {
+  NcclFaults::Get().Break(device, false);
+  Runtime::Get().Change([] {});
+}
+
 void ResetNccl() { NcclFaults::Get().Reset(); }
 NcclCounters GetNcclCounters() { return NcclFaults::Get().counters(); }
 

@@ -18,7 +18,7 @@ class NcclFaults {
   void Reset();
   void Hold(int device, bool held);
   bool IsHeld(int device);
-  void Break(int device);
+  void Break(int device, bool broken);
   bool IsBroken(int device);
   void Count(uint64_t NcclCounters::*counter, int64_t by = 1);
   NcclCounters counters();

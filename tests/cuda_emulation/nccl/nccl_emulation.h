@@ -23,6 +23,8 @@ void ReleaseNccl(int device);
 // Communicators on other devices report ncclRemoteError from now on, as they do when the process
 // of a rank is gone; those on `device` do nothing any more.
 void BreakNccl(int device);
+// Those formed from now on are whole. REQUIRES: what BreakNccl broke is gone.
+void MendNccl(int device);
 
 // Forgets faults and counts. REQUIRES: no communicator is alive.
 void ResetNccl();

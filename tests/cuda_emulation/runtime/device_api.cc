@@ -91,6 +91,9 @@ uint64_t Seed() { return Runtime::Get().options().seed; }
 std::string LastReport() { return Runtime::Get().last_report(); }
 void SetQuiet(bool quiet) { Runtime::Get().set_quiet(quiet); }
 void KillDevice(int device, cudaError_t error) { Runtime::Get().FailDevice(device, error, ""); }
+void KillDeviceAfter(int device, int operations, cudaError_t error) {
+  Runtime::Get().FailDeviceAfter(device, operations, error);
+}
 Counters GetCounters() { return Runtime::Get().counters(); }
 
 }  // namespace ringfill::cuda_emulation

@@ -91,6 +91,26 @@ TEST_F(Graphs, ArgumentsAreThoseOfTheCapture) {
   ASSERT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
 }
 
+TEST_F(Graphs, ADeviceMayDieBetweenNodes) {
+  const DeviceArray<float> a(std::vector<float>(kCount, 0.0f));
+  Begin();
+  for (int i = 0; i < 3; ++i) ASSERT_EQ(RunScale(a.data(), kCount, 1, 2, stream_), cudaSuccess);
+  cudaGraph_t graph = nullptr;
+  ASSERT_EQ(cudaStreamEndCapture(stream_, &graph), cudaSuccess);
+  cudaGraphExec_t exec = nullptr;
+  ASSERT_EQ(cudaGraphInstantiate(&exec, graph), cudaSuccess);
+  ASSERT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  cuda_emulation::KillDeviceAfter(0, 5);
+  ASSERT_EQ(cudaGraphLaunch(exec, stream_), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaSuccess);
+  EXPECT_EQ(cuda_emulation::GetCounters().kernels, 3u);
+  ASSERT_EQ(cudaGraphLaunch(exec, stream_), cudaSuccess);
+  EXPECT_EQ(cudaStreamSynchronize(stream_), cudaErrorLaunchFailure);
+  EXPECT_EQ(cuda_emulation::GetCounters().kernels, 5u);
+  ASSERT_EQ(cudaGraphExecDestroy(exec), cudaSuccess);
+}
+
 TEST_F(Graphs, UnjoinedWorkIsRefused) {
   const DeviceArray<float> data(std::vector<float>(kCount, 1.0f));
   Begin();

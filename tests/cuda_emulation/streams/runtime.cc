@@ -57,6 +57,7 @@ void Runtime::Reset(const Options& options) {
       device.default_stream.capture.reset();
       device.default_stream.device = i;
       device.error = cudaSuccess;
+      device.operations_left = 0;
     }
     events_.clear();
     captures_.clear();
@@ -80,6 +81,13 @@ void Runtime::FailDevice(int device, cudaError_t error, const std::string& repor
   if (!report.empty()) ReportLocked(report);
   DropQueues(At(device));
   changed_.SignalAll();
+}
+
+void Runtime::FailDeviceAfter(int device, int operations, cudaError_t error) {
+  RF_CHECK(operations > 0);
+  MutexLock lock(&mutex_);
+  At(device).operations_left = operations;
+  At(device).planned = error;
 }
 
 void Runtime::DropQueues(Device& device) {
@@ -194,6 +202,9 @@ void Runtime::RunHead(CUstream_st& stream, std::array<bool, kMaxDevices>& opened
   if (outcome.error != cudaSuccess && device.error == cudaSuccess) {
     device.error = outcome.error;
     ReportLocked(outcome.report);
+  }
+  if (device.operations_left > 0 && --device.operations_left == 0 && device.error == cudaSuccess) {
+    device.error = device.planned;
   }
   if (device.error != cudaSuccess) {
     if (!outcome.finished) task.Drop();

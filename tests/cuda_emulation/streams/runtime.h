@@ -52,6 +52,7 @@ class Runtime {
   // The device's error since it failed.
   cudaError_t DeviceError(int device);
   void FailDevice(int device, cudaError_t error, const std::string& report);
+  void FailDeviceAfter(int device, int operations, cudaError_t error);
 
   cudaError_t CreateStream(int device, bool blocking, cudaStream_t* stream);
   cudaError_t DestroyStream(cudaStream_t stream);
@@ -95,6 +96,8 @@ class Runtime {
     CUstream_st default_stream;
     std::vector<std::unique_ptr<CUstream_st>> streams;
     cudaError_t error = cudaSuccess;
+    int operations_left = 0;  // until it fails with `planned`; 0: none is planned
+    cudaError_t planned = cudaSuccess;
     bool busy = false;  // a worker runs a task of it
   };
 
