@@ -4,6 +4,7 @@
 #include <numeric>
 #include <thread>
 
+#include "base/log.h"
 #include "base/mutex.h"
 #include "engine/cost/calibrate.h"
 #include "engine/worker/run_step.h"
@@ -12,6 +13,9 @@ namespace ringfill {
 namespace {
 
 constexpr Duration kMeasureLimit = std::chrono::minutes(1);
+// Until a ring that could not form is tried again, while nothing else asks for one; doubles.
+constexpr Duration kFirstRetry = std::chrono::seconds(1);
+constexpr Duration kMostRetry = std::chrono::seconds(30);
 
 class ThreadWorkers final : public Workers {
  public:
@@ -22,7 +26,7 @@ class ThreadWorkers final : public Workers {
   int ranks() const override { return static_cast<int>(ranks_.size()); }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
   absl::StatusOr<std::vector<int>> Reform(uint64_t epoch, const std::function<bool()>&) override;
-  bool WantsReform() override { return false; }
+  bool WantsReform() override { return !formed_ && !AllLost() && clock_.Now() >= retry_at_; }
   absl::StatusOr<Figures> Measure(const ModelShape& shape) override;
   void Trace(bool on) override;
 
@@ -33,7 +37,8 @@ class ThreadWorkers final : public Workers {
     std::unique_ptr<Rank> rank;
     std::thread thread;
     int first_rank = 0;  // its number at the start
-    bool lost = false;   // written by its thread while a step runs
+    // For good. Written by its thread while a step runs, between steps under the lock.
+    bool lost = false;
   };
 
   using Job = std::function<RankStepResult(RankThread& at)>;
@@ -42,11 +47,23 @@ class ThreadWorkers final : public Workers {
   RankStepResult RunOne(RankThread& at, const StepPlan& plan, const StepControl& control);
 
   absl::Status MakeDevices();
+  // A group of the ranks that are not lost; finds out which are.
+  absl::StatusOr<RankBackend::Ends> FormGroup(uint64_t epoch);
+  // Marks ranks whose devices are lost; whether there are new ones.
+  bool NoteLost();
+  void DropLost();
+  bool AllLost() const {
+    return std::all_of(ranks_.begin(), ranks_.end(), [](const auto& at) { return at->lost; });
+  }
 
   const WorkersSpec spec_;
   const Clock& clock_;
   const std::unique_ptr<RankBackend> backend_;
-  std::vector<std::unique_ptr<RankThread>> ranks_;  // of this epoch
+  // Of this epoch; those of the one before while no ring is formed.
+  std::vector<std::unique_ptr<RankThread>> ranks_;
+  bool formed_ = false;
+  Instant retry_at_;
+  Duration retry_pause_ = kFirstRetry;
 
   Mutex mutex_;
   CondVar step_published_;
@@ -109,6 +126,9 @@ absl::Status ThreadWorkers::MakeDevices() {
 absl::Status ThreadWorkers::Start() {
   RF_RETURN_IF_ERROR(MakeDevices());
   RF_RETURN_IF_ERROR(Reform(1, nullptr).status());
+  if (ranks() != spec_.ranks) {
+    return absl::UnavailableError("a rank's device failed while the ring formed");
+  }
   for (auto& at : ranks_) at->thread = std::thread([this, &rank = *at] { RankLoop(rank); });
   return absl::OkStatus();
 }
@@ -128,18 +148,20 @@ absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
                                                        const std::function<bool()>&) {
   // The old group's ends go together.
   for (auto& at : ranks_) at->comm.reset();
+  absl::StatusOr<RankBackend::Ends> formed = FormGroup(epoch);
+  formed_ = formed.ok();
+  if (!formed_) {
+    retry_at_ = clock_.Now() + retry_pause_;
+    retry_pause_ = std::min<Duration>(2 * retry_pause_, kMostRetry);
+    return std::move(formed).status();
+  }
+  retry_pause_ = kFirstRetry;
+  RankBackend::Ends ends = *std::move(formed);
   std::vector<int> from;
   for (size_t r = 0; r < ranks_.size(); ++r) {
     if (!ranks_[r]->lost) from.push_back(static_cast<int>(r));
   }
-  if (from.empty()) return absl::UnavailableError("every rank is lost");
-  std::vector<int> members;
-  for (const int r : from) members.push_back(ranks_[static_cast<size_t>(r)]->first_rank);
-  RF_ASSIGN_OR_RETURN(RankBackend::Ends ends, backend_->MakeGroup(members, epoch));
-  std::erase_if(ranks_, [](const std::unique_ptr<RankThread>& at) {
-    if (at->lost) at->thread.join();
-    return at->lost;
-  });
+  DropLost();
   for (size_t r = 0; r < ranks_.size(); ++r) {
     RankThread& at = *ranks_[r];
     at.comm = std::move(ends[r]);
@@ -151,12 +173,56 @@ absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
   return from;
 }
 
+absl::StatusOr<RankBackend::Ends> ThreadWorkers::FormGroup(uint64_t epoch) {
+  NoteLost();
+  for (;;) {
+    std::vector<int> members;
+    for (const auto& at : ranks_) {
+      if (!at->lost) members.push_back(at->first_rank);
+    }
+    if (members.empty()) return absl::UnavailableError("every rank is lost");
+    absl::StatusOr<RankBackend::Ends> ends = backend_->MakeGroup(members, epoch);
+    // A device that dies now fails all: the others try again without it.
+    if (ends.ok() || !NoteLost()) return ends;
+  }
+}
+
+bool ThreadWorkers::NoteLost() {
+  bool found = false;
+  for (auto& at : ranks_) {
+    if (at->lost || !at->device->lost()) continue;
+    found = true;
+    Log(LogLevel::kError, "the device of a rank is lost; restart the daemon to use it again",
+        {{"rank_at_start", at->first_rank}});
+    MutexLock lock(&mutex_);
+    at->lost = true;
+  }
+  return found;
+}
+
+void ThreadWorkers::DropLost() {
+  {
+    MutexLock lock(&mutex_);
+    step_published_.SignalAll();
+  }
+  std::erase_if(ranks_, [](const std::unique_ptr<RankThread>& at) {
+    if (at->lost && at->thread.joinable()) at->thread.join();
+    return at->lost;
+  });
+}
+
 void ThreadWorkers::Trace(bool on) {
   for (auto& at : ranks_) at->device->trace().Enable(on);
 }
 
 std::vector<RankStepResult> ThreadWorkers::RunOnAll(const Job& job) {
   std::vector<RankStepResult> results(ranks_.size());
+  if (!formed_) {
+    for (RankStepResult& result : results) {
+      result.status = absl::UnavailableError("no ring is formed");
+    }
+    return results;
+  }
   MutexLock lock(&mutex_);
   job_ = &job;
   results_ = &results;
@@ -205,12 +271,12 @@ RankStepResult ThreadWorkers::RunOne(RankThread& at, const StepPlan& plan,
 
 void ThreadWorkers::RankLoop(RankThread& at) {
   uint64_t seen = 0;
-  while (!at.lost) {
+  for (;;) {
     const Job* job;
     {
       MutexLock lock(&mutex_);
-      while (!stop_ && generation_ == seen) step_published_.Wait(&mutex_);
-      if (stop_) return;
+      while (!stop_ && !at.lost && generation_ == seen) step_published_.Wait(&mutex_);
+      if (stop_ || at.lost) return;
       seen = generation_;
       job = job_;
     }
