@@ -159,6 +159,13 @@ class CublasProducts final : public Products {
 
 }  // namespace
 
+absl::Status CheckCublas() {
+  if (cublasLtGetVersion() != 0) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "cuBLASLt is not there (", cublasLtGetStatusString(CUBLAS_STATUS_NOT_INITIALIZED),
+      "): install it or set ranks.backend: cpu"));
+}
+
 absl::StatusOr<std::unique_ptr<Products>> MakeCublasProducts(CudaMemory& memory) {
   const int device = memory.stream().device();
   RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));

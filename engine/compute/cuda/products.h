@@ -36,5 +36,7 @@ std::unique_ptr<Products> MakePlainProducts(int device);
 
 // By cuBLASLt: the fastest of what its heuristics offer for the extents at hand, looked up once.
 absl::StatusOr<std::unique_ptr<Products>> MakeCublasProducts(CudaMemory& memory);
+// FAILED_PRECONDITION when cuBLASLt is not there.
+absl::Status CheckCublas();
 
 }  // namespace ringfill
