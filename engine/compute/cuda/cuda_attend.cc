@@ -31,7 +31,7 @@ RoundHeader HeaderOf(const gpu::HeaderWords& words) {
 // The tiles of an Attend that run, and what they see.
 struct ActiveTiles {
   std::vector<gpu::TokenSpan> spans;
-  std::vector<int64_t> begin;  // [rows]; empty when all see keys from the first one on
+  std::vector<int64_t> most_visible;  // [runs]
   int64_t tokens = 0;
   int64_t pairs = 0;
 };
@@ -39,22 +39,51 @@ struct ActiveTiles {
 ActiveTiles TilesOf(const Device::AttendArgs& args) {
   const AttendBatch& batch = *args.batch;
   ActiveTiles out;
+  out.most_visible.resize(batch.runs.size());
   for (const QueryTile& tile : batch.tiles) {
     if (((args.stopped >> tile.chunk) & 1) != 0 || (args.only_wanted && !tile.wanted)) continue;
     RF_DCHECK(tile.tokens > 0 && tile.row + tile.tokens <= args.rows);
     const auto visible = batch.visible.begin() + static_cast<ptrdiff_t>(tile.row);
     for (int t = 0; t < tile.tokens; ++t) out.pairs += visible[t] - tile.begin;
-    if (tile.begin > 0) {
-      out.begin.resize(batch.visible.size());
-      std::fill_n(out.begin.begin() + static_cast<ptrdiff_t>(tile.row), tile.tokens, tile.begin);
-    }
+    const int64_t last = visible[tile.tokens - 1];
+    int64_t& most = out.most_visible[static_cast<size_t>(tile.run)];
+    most = std::max(most, last);
     out.tokens += tile.tokens;
     out.spans.push_back({.token = tile.row,
                          .tokens = tile.tokens,
                          .run = tile.run,
                          .bit = tile.chunk,
-                         .visible = visible[tile.tokens - 1],
+                         .visible = last,
                          .begin = tile.begin});
+  }
+  return out;
+}
+
+// One launch of the kernel: its work, and what the rows see where the batch does not say it.
+struct KernelPart {
+  std::vector<gpu::PrefillWork> work;
+  std::vector<int64_t> begin;    // [rows]; empty when all see keys from the first one on
+  std::vector<int64_t> visible;  // [rows]; empty: the batch's
+};
+
+KernelPart PartOf(const std::vector<gpu::TokenSpan>& spans, size_t rows, int group) {
+  KernelPart out;
+  out.work = gpu::PlanPrefill(spans, group);
+  for (const gpu::TokenSpan& span : spans) {
+    if (span.begin == 0) continue;
+    out.begin.resize(rows);
+    std::fill_n(out.begin.begin() + static_cast<ptrdiff_t>(span.token), span.tokens, span.begin);
+  }
+  return out;
+}
+
+// The part of rows that all see as much as their span.
+KernelPart LevelPartOf(const std::vector<gpu::TokenSpan>& spans, size_t rows, int group) {
+  KernelPart out = PartOf(spans, rows, group);
+  for (const gpu::TokenSpan& span : spans) {
+    out.visible.resize(rows);
+    std::fill_n(out.visible.begin() + static_cast<ptrdiff_t>(span.token), span.tokens,
+                span.visible);
   }
   return out;
 }
@@ -73,69 +102,132 @@ void NoteFault(LayerFlags& flags, uint64_t chunks, int round) {
   flags.nonfinite_round.compare_exchange_strong(none, std::max(0, round));
 }
 
+// An Attend, cut between the library and the kernels.
+class AttendRun {
+ public:
+  AttendRun(CudaRank& rank, const Device::AttendArgs& args)
+      : rank_(rank),
+        args_(args),
+        lists_(rank.stream, rank.upload),
+        attention_{.type = gpu::Element::kBF16,
+                   .head_dim = rank.config.head_dim,
+                   .kv_heads = rank.config.kv_heads,
+                   .group = rank.group(),
+                   .tokens = args.rows,
+                   .q = args.q,
+                   .state = rank.States(args.state, args.rows),
+                   .clear = false,
+                   .kv = PagesOf(rank, args),
+                   .page_table = nullptr,
+                   .runs = nullptr,
+                   .visible = nullptr,
+                   .begin = nullptr} {}
+
+  absl::Status Run() {
+    ActiveTiles tiles = TilesOf(args_);
+    AttentionSplit split = Split(tiles);
+    // When the kernel works on every row, it empties states by not reading them.
+    attention_.clear = args_.clear && tiles.tokens == args_.rows && split.entries.empty();
+    if (args_.clear && !attention_.clear) RF_RETURN_IF_ERROR(ClearStates());
+    if (!attention_.clear) {
+      std::erase_if(split.rest, [](const gpu::TokenSpan& span) { return span.keys() == 0; });
+    }
+    if (split.rest.empty() && split.entries.empty()) return absl::OkStatus();
+    RF_RETURN_IF_ERROR(Launch(split));
+    return Report(tiles.pairs);
+  }
+
+ private:
+  struct Places {
+    Upload::Place work, begin, visible;
+  };
+
+  AttentionSplit Split(const ActiveTiles& tiles) const {
+    if (rank_.fused == nullptr) return {.entries = {}, .before = {}, .rest = tiles.spans};
+    const AttendBatch& batch = *args_.batch;
+    return SplitAttention(tiles.spans, batch.visible,
+                          rank_.fused->TakesRuns(batch.runs, tiles.most_visible, attention_.kv),
+                          rank_.fused->limits());
+  }
+
+  absl::Status ClearStates() const {
+    const ModelConfig& config = rank_.config;
+    return rank_.Check(gpu::ClearStates(attention_.state, args_.rows * config.heads,
+                                        config.head_dim, rank_.stream.get()),
+                       "ClearStates");
+  }
+
+  absl::Status Launch(const AttentionSplit& split) {
+    const std::vector<int64_t>& visible = args_.batch->visible;
+    const KernelPart before = LevelPartOf(split.before, visible.size(), rank_.group());
+    const KernelPart rest = PartOf(split.rest, visible.size(), rank_.group());
+    const RunLists runs(args_.batch->runs, args_.shard != nullptr);
+    const Upload::Place runs_at = lists_.Add(runs.views);
+    const Upload::Place pages_at = lists_.Add(runs.pages);
+    const Upload::Place visible_at = lists_.Add(visible);
+    const Places before_at = Add(before, visible_at), rest_at = Add(rest, visible_at);
+    mask_at_ = lists_.AddZeros(sizeof(unsigned long long));
+    FusedPrefill::Lists entries;
+    if (!split.entries.empty()) entries = rank_.fused->Add(split.entries, lists_);
+    RF_RETURN_IF_ERROR(lists_.Send());
+    attention_.runs = lists_.At<const gpu::KvRunView>(runs_at);
+    attention_.page_table = lists_.At<const uint32_t>(pages_at);
+    RF_RETURN_IF_ERROR(LaunchKernel(before, before_at));
+    if (entries.calls > 0) {
+      RF_RETURN_IF_ERROR(rank_.fused->Run(attention_, entries, lists_,
+                                          lists_.At<unsigned long long>(mask_at_),
+                                          rank_.stream.get()));
+    }
+    return LaunchKernel(rest, rest_at);
+  }
+
+  Places Add(const KernelPart& part, Upload::Place visible_at) {
+    return {lists_.Add(part.work), lists_.Add(part.begin),
+            part.visible.empty() ? visible_at : lists_.Add(part.visible)};
+  }
+
+  absl::Status LaunchKernel(const KernelPart& part, const Places& at) {
+    attention_.visible = lists_.At<const int64_t>(at.visible);
+    attention_.begin = part.begin.empty() ? nullptr : lists_.At<const int64_t>(at.begin);
+    return rank_.Check(gpu::AttendPrefill({.attention = attention_,
+                                           .work = lists_.At<const gpu::PrefillWork>(at.work),
+                                           .works = static_cast<int>(part.work.size()),
+                                           .nonfinite = lists_.At<unsigned long long>(mask_at_)},
+                                          rank_.stream.get()),
+                       "AttendPrefill");
+  }
+
+  // What of it the host learns when it is done.
+  absl::Status Report(int64_t pairs) {
+    const auto count = [&rank = rank_, pairs] {
+      rank.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
+      return absl::OkStatus();
+    };
+    if (args_.flags == nullptr) {
+      rank_.stream.Then(count);
+      return absl::OkStatus();
+    }
+    return rank_.CopyOut(
+        lists_.At<const std::byte>(mask_at_), sizeof(uint64_t),
+        [flags = args_.flags, round = args_.label.round, count](const std::byte* got) {
+          uint64_t chunks;
+          std::memcpy(&chunks, got, sizeof(chunks));
+          NoteFault(*flags, chunks, round);
+          return count();
+        });
+  }
+
+  CudaRank& rank_;
+  const Device::AttendArgs& args_;
+  Upload lists_;
+  gpu::AttentionArgs attention_;
+  Upload::Place mask_at_{};
+};
+
 }  // namespace
 
 absl::Status QueueAttend(CudaRank& rank, const Device::AttendArgs& args) {
-  const ModelConfig& config = rank.config;
-  ActiveTiles tiles = TilesOf(args);
-  const gpu::SoftmaxArrays state = rank.States(args.state, args.rows);
-  // When every row is worked on, the kernel empties states by not reading them.
-  const bool clear_by_kernel = args.clear && tiles.tokens == args.rows;
-  if (args.clear && !clear_by_kernel) {
-    RF_RETURN_IF_ERROR(rank.Check(
-        gpu::ClearStates(state, args.rows * config.heads, config.head_dim, rank.stream.get()),
-        "ClearStates"));
-  }
-  if (!clear_by_kernel) {
-    std::erase_if(tiles.spans, [](const gpu::TokenSpan& span) { return span.keys() == 0; });
-  }
-  if (tiles.spans.empty()) return absl::OkStatus();
-  const std::vector<gpu::PrefillWork> work = gpu::PlanPrefill(tiles.spans, rank.group());
-  const RunLists runs(args.batch->runs, args.shard != nullptr);
-  Upload lists(rank.stream, rank.upload);
-  const auto works_at = lists.Add(work);
-  const auto runs_at = lists.Add(runs.views);
-  const auto pages_at = lists.Add(runs.pages);
-  const auto visible_at = lists.Add(args.batch->visible);
-  const auto begin_at = lists.Add(tiles.begin);
-  const auto mask_at = lists.AddZeros(sizeof(unsigned long long));
-  RF_RETURN_IF_ERROR(lists.Send());
-  RF_RETURN_IF_ERROR(rank.Check(
-      gpu::AttendPrefill(
-          {.attention = {.type = gpu::Element::kBF16,
-                         .head_dim = config.head_dim,
-                         .kv_heads = config.kv_heads,
-                         .group = rank.group(),
-                         .tokens = args.rows,
-                         .q = args.q,
-                         .state = state,
-                         .clear = clear_by_kernel,
-                         .kv = PagesOf(rank, args),
-                         .page_table = lists.At<const uint32_t>(pages_at),
-                         .runs = lists.At<const gpu::KvRunView>(runs_at),
-                         .visible = lists.At<const int64_t>(visible_at),
-                         .begin =
-                             tiles.begin.empty() ? nullptr : lists.At<const int64_t>(begin_at)},
-           .work = lists.At<const gpu::PrefillWork>(works_at),
-           .works = static_cast<int>(work.size()),
-           .nonfinite = lists.At<unsigned long long>(mask_at)},
-          rank.stream.get()),
-      "AttendPrefill"));
-  const auto count = [&rank, pairs = tiles.pairs] {
-    rank.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
-    return absl::OkStatus();
-  };
-  if (args.flags == nullptr) {
-    rank.stream.Then(count);
-    return absl::OkStatus();
-  }
-  return rank.CopyOut(lists.At<const std::byte>(mask_at), sizeof(uint64_t),
-                      [flags = args.flags, round = args.label.round, count](const std::byte* got) {
-                        uint64_t chunks;
-                        std::memcpy(&chunks, got, sizeof(chunks));
-                        NoteFault(*flags, chunks, round);
-                        return count();
-                      });
+  return AttendRun(rank, args).Run();
 }
 
 absl::Status QueueMerge(CudaRank& rank, const std::byte* from, std::byte* into, int64_t tokens) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/log.h"
 
 namespace ringfill {
 namespace {
@@ -66,6 +67,7 @@ absl::Status CudaRank::Prepare(const CudaRankOptions& options) {
   RF_ASSIGN_OR_RETURN(weights, CudaWeights::Load(model, options.weights, memory));
   RF_ASSIGN_OR_RETURN(
       slab, memory.Allocate(static_cast<size_t>(pages) * geometry.PageBytes(), "kv pages"));
+  ChooseAttention();
   const Rope rope(config.rope);
   const size_t bytes = rope.frequency().size() * sizeof(double);
   RF_ASSIGN_OR_RETURN(frequency, memory.Allocate(std::max<size_t>(bytes, 1), "lists"));
@@ -76,6 +78,21 @@ absl::Status CudaRank::Prepare(const CudaRankOptions& options) {
                       "cudaMemcpyAsync", gpu.index);
   });
   return stream.Synchronize(Instant::max());
+}
+
+void CudaRank::ChooseAttention() {
+  auto made = FusedPrefill::Make(
+      config, {.device = gpu.index, .geometry = geometry, .pages = pages}, memory);
+  if (made.ok()) {
+    fused = *std::move(made);
+    Log(LogLevel::kInfo, "prefill attention by a library",
+        {{"gpu", Describe(gpu)}, {"library", fused->name()}});
+    return;
+  }
+  // Not to be had is as good as not built; anything else somebody should look at.
+  const bool expected = absl::IsUnimplemented(made.status());
+  Log(expected ? LogLevel::kInfo : LogLevel::kWarning, "prefill attention by our own kernels alone",
+      {{"gpu", Describe(gpu)}, {"why", std::string(made.status().message())}});
 }
 
 absl::StatusOr<CudaRank::Rows> CudaRank::UseBatch(const std::shared_ptr<const RowBatch>& batch) {

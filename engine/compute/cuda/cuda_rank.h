@@ -13,6 +13,7 @@
 #include "engine/compute/cuda/cuda_memory.h"
 #include "engine/compute/cuda/cuda_stream.h"
 #include "engine/compute/cuda/cuda_weights.h"
+#include "engine/compute/cuda/fused_prefill.h"
 #include "engine/compute/cuda/kernels/softmax.h"
 #include "engine/compute/cuda/kernels/types.h"
 #include "engine/compute/cuda/products.h"
@@ -73,6 +74,7 @@ struct CudaRank {
   CudaStream& stream;
   CudaMemory memory;
   std::unique_ptr<Products> products;
+  std::unique_ptr<FusedPrefill> fused;  // null: prefill attention is the kernels' alone
   std::unique_ptr<CudaWeights> weights;
   DeviceBuffer slab;
   DeviceBuffer frequency;  // [rope_dims / 2] doubles
@@ -93,6 +95,7 @@ struct CudaRank {
  private:
   CudaRank(const Model& model, const CudaRankOptions& options, CudaStream& stream);
   absl::Status Prepare(const CudaRankOptions& options);
+  void ChooseAttention();
 
   CudaScratch batch_lists_;
   std::shared_ptr<const RowBatch> batch_;  // whose lists are on the device

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "base/float_types.h"
+#include "engine/compute/cuda/fused_work.h"
 
 namespace ringfill {
 namespace {
@@ -12,6 +13,14 @@ constexpr size_t kSmallThings = size_t{64} << 20;
 
 size_t RowBytes(int64_t values, size_t element) {
   return static_cast<size_t>(kProductRows * values) * element;
+}
+
+// Queries, outputs, log-sum-exps and page tables of a call of fused attention.
+size_t FusedBytes(const ModelConfig& c) {
+  const auto entries = static_cast<size_t>(FusedEntriesOf(c.kv_heads));
+  const size_t rows = entries * static_cast<size_t>(c.kv_heads) * gpu::kFusedRows;
+  return rows * (2 * static_cast<size_t>(c.head_dim) * sizeof(Bf16) + sizeof(float)) +
+         entries * static_cast<size_t>(kMostTablePages) * sizeof(int32_t);
 }
 
 }  // namespace
@@ -27,7 +36,7 @@ size_t CudaWorkspaceBytes(const ModelConfig& c) {
          RowBytes(c.q_width() + 2 * c.kv_width(), sizeof(float)) +
          RowBytes(2 * c.ffn_width, sizeof(Bf16)) + static_cast<size_t>(logits) * sizeof(float) +
          static_cast<size_t>(kVocabBlock * c.width) * sizeof(Bf16) + kCublasWorkspaceBytes +
-         kSmallThings;
+         FusedBytes(c) + kSmallThings;
 }
 
 }  // namespace ringfill

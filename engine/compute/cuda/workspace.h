@@ -19,6 +19,8 @@ inline constexpr int64_t kMostLogits = int64_t{8} << 20;
 inline constexpr int64_t kVocabBlock = 8192;
 // Of device memory, for cuBLASLt.
 inline constexpr size_t kCublasWorkspaceBytes = size_t{32} << 20;
+// Pages that an entry of fused attention sees, at most.
+inline constexpr int64_t kMostTablePages = int64_t{1} << 16;
 
 // The pages of a rank on a GPU: bf16, blocks [page_tokens][head_dim].
 KvGeometry CudaKvGeometry(const ModelConfig& config, int page_tokens);

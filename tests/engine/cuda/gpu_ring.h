@@ -17,6 +17,12 @@ std::vector<int> GpuCounts();
 // Real GPUs are as they are.
 void ResetGpus(int devices, uint64_t seed);
 
+// Whether ranks that are made from now on find a library's attention, which then takes all that
+// fits, however short. Real GPUs go on with what there is.
+void OfferFusedAttention(bool there);
+// What it has done since: pairs of a query row and a key, over KV heads' rows; -1: nobody counts.
+int64_t FusedPairs();
+
 // A harness whose ranks are GPUs 0 to ranks - 1, joined by NCCL.
 RingHarnessOptions GpuRing(int ranks);
 

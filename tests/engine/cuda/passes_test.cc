@@ -18,8 +18,13 @@ constexpr RingStrategy kStrategies[] = {RingStrategy::kPassKv, RingStrategy::kGa
 
 class GpuPassesTest : public testing::TestWithParam<std::tuple<int, int>> {
  protected:
-  GpuPassesTest() { ResetGpus(ranks(), static_cast<uint64_t>(std::get<1>(GetParam()))); }
+  GpuPassesTest() {
+    ResetGpus(ranks(), static_cast<uint64_t>(std::get<1>(GetParam())));
+    OfferFusedAttention(library());
+  }
   int ranks() const { return std::get<0>(GetParam()); }
+  // Prefill attention by the kernels alone under one seed, beside a library's under the other.
+  bool library() const { return std::get<1>(GetParam()) % 2 == 0; }
 };
 
 const PassTestModel& GpuText() {
@@ -59,6 +64,9 @@ TEST_P(GpuPassesTest, EveryWayMatchesTheReference) {
         ring.Release(prompt);
       }
     }
+  }
+  if (FusedPairs() >= 0) {
+    EXPECT_EQ(FusedPairs() > 0, library());
   }
 }
 
@@ -111,6 +119,7 @@ TEST_P(GpuSeedsTest, AStepOfEveryKindMatchesTheReference) {
   constexpr int kRanks = 3;
   if (GpuCounts().size() < kRanks) GTEST_SKIP() << "too few GPUs";
   ResetGpus(kRanks, static_cast<uint64_t>(100 + GetParam()));
+  OfferFusedAttention(GetParam() % 2 == 0);
   const PassTestModel& text = GpuText();
   RingHarness ring(text.model, GpuRing(kRanks));
   const auto& cached = ring.AddSequence(text.Prefix(40), SnakeSpec(kRanks, kPage));

@@ -16,4 +16,8 @@ std::vector<int> GpuCounts() {
 
 void ResetGpus(int, uint64_t) {}
 
+void OfferFusedAttention(bool) {}
+
+int64_t FusedPairs() { return -1; }
+
 }  // namespace ringfill
