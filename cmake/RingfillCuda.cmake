@@ -5,14 +5,23 @@
 #                  EMULATED  no CUDA backend, even where it could be built
 #                  OFF       nothing of it, the emulation in the tests neither
 #
+#   RINGFILL_CUDNN  AUTO  prefill attention of cuDNN 9.15 or newer where it is found
+#                   ON    the same, and an error where it is not
+#                   OFF   our own kernels alone
+#
 #   RINGFILL_GPU_TESTS  ON   tests of kernels and ranks are built for real GPUs too (tools/gpu_check.sh)
 #
-# Sets RINGFILL_HAVE_CUDA. Kernels run on the CPU in the tests of every build that has tests, unless
+# Sets RINGFILL_HAVE_CUDA and RINGFILL_HAVE_CUDNN. Kernels run on the CPU in the tests of every build that has tests, unless
 # OFF: see tests/cuda_emulation.
 
 set(RINGFILL_CUDA AUTO CACHE STRING "GPUs: AUTO, ON, OFF or EMULATED (in tests alone)")
 set_property(CACHE RINGFILL_CUDA PROPERTY STRINGS AUTO ON OFF EMULATED)
+set(RINGFILL_CUDNN AUTO CACHE STRING "cuDNN's attention on GPUs: AUTO, ON or OFF")
+set_property(CACHE RINGFILL_CUDNN PROPERTY STRINGS AUTO ON OFF)
 option(RINGFILL_GPU_TESTS "Build the tests for real GPUs too" OFF)
+if(NOT RINGFILL_CUDNN MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "RINGFILL_CUDNN is ${RINGFILL_CUDNN}; it may be AUTO, ON or OFF")
+endif()
 if(NOT RINGFILL_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
   message(FATAL_ERROR "RINGFILL_CUDA is ${RINGFILL_CUDA}; it may be AUTO, ON, OFF or EMULATED")
 endif()
@@ -42,6 +51,39 @@ if(RINGFILL_CUDA STREQUAL "ON" OR (RINGFILL_CUDA STREQUAL "AUTO" AND NOT RINGFIL
                         "or point CUDAToolkit_ROOT and RINGFILL_NCCL_LIBRARY to it")
   else()
     message(STATUS "No CUDA backend: missing ${RINGFILL_CUDA_MISSING}")
+  endif()
+endif()
+
+set(RINGFILL_HAVE_CUDNN OFF)
+if(RINGFILL_HAVE_CUDA AND NOT RINGFILL_CUDNN STREQUAL "OFF")
+  find_path(RINGFILL_CUDNN_INCLUDE cudnn.h HINTS ${CUDAToolkit_INCLUDE_DIRS})
+  find_library(RINGFILL_CUDNN_LIBRARY cudnn HINTS ${CUDAToolkit_LIBRARY_DIR})
+  if(RINGFILL_CUDNN_INCLUDE AND RINGFILL_CUDNN_LIBRARY)
+    include(CheckCXXSourceCompiles)
+    set(CMAKE_REQUIRED_INCLUDES ${RINGFILL_CUDNN_INCLUDE} ${CUDAToolkit_INCLUDE_DIRS})
+    set(CMAKE_REQUIRED_LIBRARIES ${RINGFILL_CUDNN_LIBRARY})
+    # The one operation that is the whole of attention, page tables and lengths included.
+    check_cxx_source_compiles("
+      #include <cudnn.h>
+      static_assert(CUDNN_VERSION >= 91500);
+      int main() {
+        return CUDNN_ATTR_OPERATION_SDPA_FWD_STATSDESC + CUDNN_ATTR_OPERATION_SDPA_FWD_PAGE_TABLE_KDESC +
+               static_cast<int>(cudnnGetVersion());
+      }" RINGFILL_CUDNN_FITS)
+    unset(CMAKE_REQUIRED_INCLUDES)
+    unset(CMAKE_REQUIRED_LIBRARIES)
+    set(RINGFILL_HAVE_CUDNN ${RINGFILL_CUDNN_FITS})
+  endif()
+  if(RINGFILL_HAVE_CUDNN)
+    # It loads its large parts when the first GPU asks for them.
+    add_library(ringfill_cudnn_library INTERFACE)
+    target_include_directories(ringfill_cudnn_library SYSTEM INTERFACE ${RINGFILL_CUDNN_INCLUDE})
+    target_link_libraries(ringfill_cudnn_library INTERFACE ${RINGFILL_CUDNN_LIBRARY})
+  elseif(RINGFILL_CUDNN STREQUAL "ON")
+    message(FATAL_ERROR "RINGFILL_CUDNN=ON needs cuDNN 9.15 or newer with headers; install it, "
+                        "or point RINGFILL_CUDNN_INCLUDE and RINGFILL_CUDNN_LIBRARY to it")
+  else()
+    message(STATUS "Prefill attention on GPUs by our own kernels alone: no cuDNN from 9.15 on")
   endif()
 endif()
 
