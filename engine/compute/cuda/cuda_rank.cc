@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/compute/cuda/fused_check.h"
 
 namespace ringfill {
 namespace {
@@ -80,19 +81,26 @@ absl::Status CudaRank::Prepare(const CudaRankOptions& options) {
   return stream.Synchronize(Instant::max());
 }
 
+absl::Status CudaRank::TryFused() {
+  RF_ASSIGN_OR_RETURN(
+      fused, FusedPrefill::Make(config, {.device = gpu.index, .geometry = geometry, .pages = pages},
+                                memory));
+  return CheckFused(*this);
+}
+
 void CudaRank::ChooseAttention() {
-  auto made = FusedPrefill::Make(
-      config, {.device = gpu.index, .geometry = geometry, .pages = pages}, memory);
-  if (made.ok()) {
-    fused = *std::move(made);
+  const absl::Status status = TryFused();
+  if (status.ok()) {
     Log(LogLevel::kInfo, "prefill attention by a library",
         {{"gpu", Describe(gpu)}, {"library", fused->name()}});
     return;
   }
+  fused = nullptr;
+  stream.Clear();
   // Not to be had is as good as not built; anything else somebody should look at.
-  const bool expected = absl::IsUnimplemented(made.status());
-  Log(expected ? LogLevel::kInfo : LogLevel::kWarning, "prefill attention by our own kernels alone",
-      {{"gpu", Describe(gpu)}, {"why", std::string(made.status().message())}});
+  Log(absl::IsUnimplemented(status) ? LogLevel::kInfo : LogLevel::kWarning,
+      "prefill attention by our own kernels alone",
+      {{"gpu", Describe(gpu)}, {"why", std::string(status.message())}});
 }
 
 absl::StatusOr<CudaRank::Rows> CudaRank::UseBatch(const std::shared_ptr<const RowBatch>& batch) {

@@ -95,6 +95,7 @@ struct CudaRank {
  private:
   CudaRank(const Model& model, const CudaRankOptions& options, CudaStream& stream);
   absl::Status Prepare(const CudaRankOptions& options);
+  absl::Status TryFused();
   void ChooseAttention();
 
   CudaScratch batch_lists_;

@@ -16,6 +16,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulation.h"
+#include "tests/engine/compute/cuda/emulated_fused/fused_emulation.h"
 #include "tests/engine/cuda/gpu_ring.h"
 #include "tests/testing/pass_test_model.h"
 
@@ -433,6 +434,30 @@ std::vector<float> LogitsWith(const PassTestModel& text, const CudaWeightsPlan& 
   const int resident = plan.expanded_layers == layers ? layers : plan.expanded_layers - 2;
   EXPECT_EQ(device->graphs_replayed(), 2 * 4 * resident);
   return first;
+}
+
+// A library whose log-sum-exps are in other units is tried out and left alone.
+TEST(FusedAttentionTrial, AWrongLibraryIsNotUsed) {
+  const PassTestModel text(GpuTinyModel(), 60);
+  for (const bool wrong : {false, true}) {
+    ResetGpus(1, 4);
+    cuda_emulation::SetFused({.there = true, .wrong = wrong});
+    RingHarness ring(text.model, GpuRing(1));
+    const int64_t tried = FusedPairs();
+    EXPECT_GT(tried, 0);
+    RingHarness::Sequence& prompt = ring.AddSequence(text.text, SnakeSpec(1, 16));
+    StepPlan first = ring.NewPlan();
+    ring.AddChunk(first, prompt, {{0, 30}}, TokenMode::kHome, RingStrategy::kPassKv).wants_logits =
+        false;
+    ring.Run(first);
+    StepPlan second = ring.NewPlan();
+    ring.AddChunk(second, prompt, {{30, 60}}, TokenMode::kHome, RingStrategy::kPassKv);
+    const auto logits = ring.Logits(ring.Run(second));
+    ASSERT_EQ(logits.size(), 1u);
+    ExpectLogitsNear(logits[0], text.logits.back(), kGpuTolerance);
+    EXPECT_EQ(FusedPairs() > tried, !wrong);
+  }
+  OfferFusedAttention(false);
 }
 
 TEST(TokensTest, StoppedTokensSeeNothingAndAreStoredNowhere) {

@@ -36,6 +36,7 @@ TEST_P(GpuPassesTest, EveryWayMatchesTheReference) {
   const PassTestModel& text = GpuText();
   const int n = ranks();
   RingHarness ring(text.model, GpuRing(n));
+  const int64_t tried = FusedPairs();
   const PlacementSpec specs[] = {SnakeSpec(n, kPage), ContiguousSpec(n, kTokens, kPage),
                                  TokenStripesSpec(n)};
   for (const PlacementSpec& spec : specs) {
@@ -66,7 +67,7 @@ TEST_P(GpuPassesTest, EveryWayMatchesTheReference) {
     }
   }
   if (FusedPairs() >= 0) {
-    EXPECT_EQ(FusedPairs() > 0, library());
+    EXPECT_EQ(FusedPairs() > tried, library());
   }
 }
 

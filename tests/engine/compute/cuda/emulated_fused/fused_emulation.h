@@ -9,6 +9,7 @@ namespace ringfill::cuda_emulation {
 struct FusedOptions {
   bool there = false;  // else ranks are told that there is no such library
   int64_t least_keys = 16;
+  bool wrong = false;  // its statistics are in base-2 units
 };
 // What ranks find that are made from now on; counters start anew.
 void SetFused(const FusedOptions& options);
