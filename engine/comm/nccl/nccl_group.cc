@@ -81,6 +81,8 @@ class NcclCommunicator final : public Communicator {
 
   // Connects each two ranks, which NCCL does in their first transfer.
   absl::Status MeetAll(Instant deadline);
+  // NcclRankOptions::stopped is not asked any more.
+  void Formed() { lane_->Formed(); }
 
  private:
   // Of at most kPieceBytes.
@@ -159,6 +161,7 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& opt
   RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane, NcclLane::Form(options, std::move(abort)));
   auto end = std::make_unique<NcclCommunicator>(std::move(messages), std::move(lane));
   RF_RETURN_IF_ERROR(end->MeetAll(options.deadline));
+  end->Formed();
   return end;
 }
 

@@ -21,6 +21,7 @@
 
 #include <array>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct NcclRankOptions {
   int device = 0;
   NcclId id{};
   Instant deadline;  // for the whole call
+  // Asked every few milliseconds: the call ends with CANCELLED. Empty: never.
+  std::function<bool()> stopped = {};
 };
 absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions& options);
 

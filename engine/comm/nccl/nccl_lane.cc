@@ -131,6 +131,7 @@ NcclLane::NcclLane(const NcclRankOptions& options, std::shared_ptr<NcclAbort> ab
       ranks_(options.ranks),
       device_(options.device),
       abort_(std::move(abort)),
+      stopped_(options.stopped),
       hold_(std::make_unique<Lane>()) {}
 
 NcclLane::~NcclLane() { RF_CHECK(stream_ == nullptr); }
@@ -162,6 +163,7 @@ absl::Status NcclLane::AwaitReady(Instant deadline) {
       if (state == ncclSuccess) return absl::OkStatus();
       if (state != ncclInProgress) return Failed("joining", state);
     }
+    LookWhetherStopped();
     RF_RETURN_IF_ERROR(abort_->status());
     if (Clock::Real().Now() >= deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
@@ -169,6 +171,20 @@ absl::Status NcclLane::AwaitReady(Instant deadline) {
     }
     std::this_thread::sleep_for(kPause);
   }
+}
+
+void NcclLane::LookWhetherStopped() {
+  bool stopped = false;
+  {
+    MutexLock lock(&forming_mutex_);
+    stopped = stopped_ && stopped_();
+  }
+  if (stopped) abort_->Abort(absl::CancelledError("told to stop while the ring was formed"));
+}
+
+void NcclLane::Formed() {
+  MutexLock lock(&forming_mutex_);
+  stopped_ = nullptr;
 }
 
 void NcclLane::StartWatch() {
@@ -330,6 +346,7 @@ void NcclLane::Watch() {
       }
       stop = stop_ && !abort_->aborted();
     }
+    LookWhetherStopped();
     LookAfterTransfers();
     CheckCommunicator();
   }

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstddef>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -62,6 +63,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   std::shared_ptr<NcclTransfer> Start(const NcclMove& move, std::vector<EventPtr> after,
                                       Instant deadline);
   void TraceTo(TraceBuffer* trace) { trace_ = trace; }
+  // NcclRankOptions::stopped is not asked from here on. By the thread that called Form.
+  void Formed();
   // Ends what is under way, with an abort if need be, and gives the communicator back.
   void Stop();
 
@@ -71,6 +74,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
 
   absl::Status Open(const NcclRankOptions& options);
   absl::Status AwaitReady(Instant deadline);
+  // Aborts when it is so.
+  void LookWhetherStopped();
   void StartWatch();
   // The host waits for events that the GPU cannot wait for; false when the group was aborted.
   bool AwaitOnHost(const NcclTransfer& transfer);
@@ -92,6 +97,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
 
   const int rank_, ranks_, device_;
   const std::shared_ptr<NcclAbort> abort_;
+  Mutex forming_mutex_;
+  std::function<bool()> stopped_ ABSL_GUARDED_BY(forming_mutex_);  // empty once it is formed
   std::atomic<TraceBuffer*> trace_{nullptr};
   cudaStream_t stream_ = nullptr;
 

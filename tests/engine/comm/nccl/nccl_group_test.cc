@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <numeric>
 #include <string>
@@ -281,6 +282,64 @@ TEST_F(NcclTest, RankThatDoesNotJoinEndsAtTheDeadline) {
       {.rank = 0, .ranks = 2, .device = 0, .id = id, .deadline = In(milliseconds(20))});
   EXPECT_EQ(end.status().code(), absl::StatusCode::kDeadlineExceeded) << end.status();
   EXPECT_THAT(std::string(end.status().message()), HasSubstr("not all of 2 ranks joined"));
+}
+
+TEST_F(NcclTest, FormingEndsWhenToldTo) {
+  const NcclId id = NewNcclId().value();
+  const auto end = FormNcclRank(
+      {.rank = 0, .ranks = 2, .device = 0, .id = id, .deadline = Instant::max(), .stopped = [] {
+         return true;
+       }});
+  EXPECT_EQ(end.status().code(), absl::StatusCode::kCancelled) << end.status();
+}
+
+// All have joined, and one does not take part in what connects them.
+TEST_F(NcclTest, MeetingEndsWhenToldTo) {
+  const NcclId id = NewNcclId().value();
+  cuda_emulation::HoldNccl(1);
+  const Instant stop_at = In(milliseconds(100));
+  std::vector<absl::Status> statuses(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      statuses[static_cast<size_t>(r)] =
+          FormNcclRank({.rank = r,
+                        .ranks = 2,
+                        .device = r,
+                        .id = id,
+                        .deadline = Instant::max(),
+                        .stopped = [=] { return Clock::Real().Now() > stop_at; }})
+              .status();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  cuda_emulation::ReleaseNccl(1);
+  for (const absl::Status& status : statuses) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
+  }
+}
+
+TEST_F(NcclTest, NobodyIsToldToStopOnceTheGroupHasFormed) {
+  const NcclId id = NewNcclId().value();
+  std::atomic<bool> stop{false};
+  std::vector<absl::Status> statuses(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      const auto end = FormNcclRank(
+          {.rank = r, .ranks = 2, .device = r, .id = id, .deadline = Soon(), .stopped = [&stop] {
+             return stop.load();
+           }});
+      absl::Status& status = statuses[static_cast<size_t>(r)];
+      status = end.status();
+      for (int i = 0; i < 10 && status.ok(); ++i) {
+        status = (*end)->Barrier(Soon());
+        stop = true;  // both have formed
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  ExpectAllOk(statuses);
 }
 
 TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
