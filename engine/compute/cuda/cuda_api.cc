@@ -48,12 +48,30 @@ absl::StatusOr<CudaGpu> ReadGpu(int index) {
   cudaDeviceProp properties{};
   RF_RETURN_IF_CUDA_ERROR(index, cudaGetDeviceProperties(&properties, index));
   gpu.name = properties.name;
+  gpu.bus = absl::StrCat(absl::Hex(properties.pciDomainID, absl::kZeroPad4), ":",
+                         absl::Hex(properties.pciBusID, absl::kZeroPad2), ":",
+                         absl::Hex(properties.pciDeviceID, absl::kZeroPad2));
   gpu.major = properties.major;
   gpu.minor = properties.minor;
   gpu.processors = properties.multiProcessorCount;
   RF_RETURN_IF_CUDA_ERROR(index, cudaSetDevice(index));
   RF_RETURN_IF_CUDA_ERROR(index, cudaMemGetInfo(&gpu.free_bytes, &gpu.total_bytes));
   return gpu;
+}
+
+absl::StatusOr<int> CountGpus() {
+  int count = 0;
+  RF_RETURN_IF_CUDA_ERROR(-1, cudaGetDeviceCount(&count));
+  if (count == 0) return CudaStatus(cudaErrorNoDevice, "cudaGetDeviceCount", -1);
+  return count;
+}
+
+absl::Status CheckAge(const CudaGpu& gpu) {
+  if (gpu.major >= kLeastMajor) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat(Describe(gpu), " is too old: compute capability ", kLeastMajor,
+                   ".0 (Ampere) or newer is needed; leave it out of ranks.devices or set "
+                   "ranks.backend: cpu"));
 }
 
 }  // namespace
@@ -72,15 +90,24 @@ std::string Describe(const CudaGpu& gpu) {
 }
 
 absl::StatusOr<std::vector<CudaGpu>> ListGpus() {
-  int count = 0;
-  RF_RETURN_IF_CUDA_ERROR(-1, cudaGetDeviceCount(&count));
-  if (count == 0) return CudaStatus(cudaErrorNoDevice, "cudaGetDeviceCount", -1);
+  RF_ASSIGN_OR_RETURN(const int count, CountGpus());
   std::vector<CudaGpu> gpus;
   for (int i = 0; i < count; ++i) {
     RF_ASSIGN_OR_RETURN(CudaGpu gpu, ReadGpu(i));
     gpus.push_back(std::move(gpu));
   }
   return gpus;
+}
+
+absl::StatusOr<CudaGpu> FindGpu(int index) {
+  RF_ASSIGN_OR_RETURN(const int count, CountGpus());
+  if (index < 0 || index >= count) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no GPU ", index, " here: this machine has 0 to ", count - 1));
+  }
+  RF_ASSIGN_OR_RETURN(CudaGpu gpu, ReadGpu(index));
+  RF_RETURN_IF_ERROR(CheckAge(gpu));
+  return gpu;
 }
 
 absl::StatusOr<std::vector<CudaGpu>> PickGpus(const std::vector<CudaGpu>& all,
@@ -107,12 +134,7 @@ absl::StatusOr<std::vector<CudaGpu>> PickGpus(const std::vector<CudaGpu>& all,
           absl::StrCat("ranks.devices names GPU ", index, " twice: each rank needs its own"));
     }
     const CudaGpu& gpu = all[static_cast<size_t>(index)];
-    if (gpu.major < kLeastMajor) {
-      return absl::FailedPreconditionError(
-          absl::StrCat(Describe(gpu), " is too old: compute capability ", kLeastMajor,
-                       ".0 (Ampere) or newer is needed; leave it out of ranks.devices or set "
-                       "ranks.backend: cpu"));
-    }
+    RF_RETURN_IF_ERROR(CheckAge(gpu));
     picked.push_back(gpu);
   }
   return picked;

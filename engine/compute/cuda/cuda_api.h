@@ -29,6 +29,7 @@ inline absl::Status LaunchStatus(int error, std::string_view kernel, int device)
 struct CudaGpu {
   int index = 0;
   std::string name;
+  std::string bus;           // where it is in its machine
   int major = 0, minor = 0;  // compute capability
   int processors = 0;        // streaming multiprocessors
   size_t total_bytes = 0;
@@ -42,6 +43,10 @@ inline constexpr int kLeastMajor = 8;
 
 // Every GPU that the process may use; at least one. FAILED_PRECONDITION without driver or GPU.
 absl::StatusOr<std::vector<CudaGpu>> ListGpus();
+// One of them. The others are not looked at: each that is keeps some of its memory for the process.
+// INVALID_ARGUMENT when there is no such GPU, else as ListGpus and PickGpus; INTERNAL when it fails
+// every call.
+absl::StatusOr<CudaGpu> FindGpu(int index);
 
 // The GPUs of `count` ranks: those that `wanted` lists, one a rank, or the first ones when it is
 // empty. INVALID_ARGUMENT naming ranks.devices or ranks.count when they do not fit,
