@@ -8,20 +8,6 @@
 namespace ringfill {
 namespace {
 
-absl::Status CheckGpuOptions(const EngineOptions& o) {
-  const auto f32 = [](const std::optional<DType>& type) { return type == DType::kF32; };
-  if (f32(o.dtype) || f32(o.kv_dtype)) {
-    return absl::InvalidArgumentError(
-        "GPUs compute and keep KV in bf16: set compute.dtype and kv.dtype to auto or bf16, or "
-        "ranks.backend: cpu");
-  }
-  if (o.strict) {
-    return absl::InvalidArgumentError(
-        "compute.numerics strict is there on the CPU alone: set it to fast, or ranks.backend: cpu");
-  }
-  return absl::OkStatus();
-}
-
 absl::StatusOr<CudaBackend> Make(std::shared_ptr<const Model> model, const EngineOptions& o) {
   RF_RETURN_IF_ERROR(CheckGpuOptions(o));
   return MakeCudaBackend(std::move(model), {.ranks = o.ranks,

@@ -57,6 +57,8 @@ class Engine::Impl {
   const Tokenizer& tokenizer() const { return *tokenizer_; }
 
  private:
+  // Ranks are processes with GPUs, whose pages are known when they have joined.
+  bool GpusElsewhere() const { return options_.workers && options_.backend == Backend::kCuda; }
   absl::Status Settle();
   absl::Status MakeWorkers();
   absl::Status MakeChooser();
@@ -82,6 +84,11 @@ class Engine::Impl {
 
 absl::Status Engine::Impl::Settle() {
   RF_RETURN_IF_ERROR(CheckOptions(options_));
+  if (GpusElsewhere()) {
+    RF_RETURN_IF_ERROR(CheckGpuOptions(options_));
+    const GpuPages unknown;
+    return SettleOptions(model_->config(), options_, info_, &unknown);
+  }
   RF_ASSIGN_OR_RETURN(gpus_, ChooseBackend(model_, options_));
   if (!gpus_.has_value()) return SettleOptions(model_->config(), options_, info_);
   const GpuPages pages{gpus_->pages_per_rank, gpus_->description};
@@ -102,6 +109,9 @@ absl::Status Engine::Impl::MakeWorkers() {
                          .clock = &clock_};
   if (options_.workers) {
     RF_ASSIGN_OR_RETURN(workers_, options_.workers(spec, info_));
+    if (GpusElsewhere()) {
+      SettleGpuPool(model_->config(), options_, workers_->gpu_pages(), info_);
+    }
     return absl::OkStatus();
   }
   ThreadWorkersOptions threads = ThreadOptionsOf(info_, options_);

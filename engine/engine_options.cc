@@ -74,9 +74,20 @@ absl::Status CheckOptions(const EngineOptions& o) {
                      "0 (automatic) or a size");
 }
 
-namespace {
+absl::Status CheckGpuOptions(const EngineOptions& o) {
+  const auto f32 = [](const std::optional<DType>& type) { return type == DType::kF32; };
+  if (f32(o.dtype) || f32(o.kv_dtype)) {
+    return absl::InvalidArgumentError(
+        "GPUs compute and keep KV in bf16: set compute.dtype and kv.dtype to auto or bf16, or "
+        "ranks.backend: cpu");
+  }
+  if (o.strict) {
+    return absl::InvalidArgumentError(
+        "compute.numerics strict is there on the CPU alone: set it to fast, or ranks.backend: cpu");
+  }
+  return absl::OkStatus();
+}
 
-// The KV pool on GPUs.
 void SettleGpuPool(const ModelConfig& model, const EngineOptions& o, const GpuPages& gpu,
                    EngineInfo& info) {
   const KvBlockShape shape{info.kv_dtype, model.head_dim, o.page_tokens};
@@ -87,6 +98,8 @@ void SettleGpuPool(const ModelConfig& model, const EngineOptions& o, const GpuPa
   info.kv_bytes = info.kv_pages * static_cast<int64_t>(geometry.PageBytes());
   info.kv_tokens = info.kv_pages * o.page_tokens;
 }
+
+namespace {
 
 // Sizes the KV pool.
 absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, EngineInfo& info) {

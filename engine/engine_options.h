@@ -28,8 +28,8 @@ inline constexpr bool kPoisonByDefault = true;
 
 struct EngineInfo;
 
-// What ranks that are threads of this process compute on. kAuto: GPUs where they can be used, else
-// the CPU.
+// What ranks compute on. kAuto: GPUs where they can be used by threads of this process, else the
+// CPU.
 enum class Backend { kCpu, kCuda, kAuto };
 
 // Makes the ranks, when they are not threads of this process.
@@ -106,14 +106,15 @@ struct EngineInfo {
 // INVALID_ARGUMENT naming the option that is out of its range or does not fit the others.
 absl::Status CheckOptions(const EngineOptions& options);
 
-// The KV pages of ranks on GPUs, which decide that themselves.
-struct GpuPages {
-  int64_t per_rank;
-  std::string gpus;  // described
-};
+// INVALID_ARGUMENT naming the option that GPUs do not do.
+absl::Status CheckGpuOptions(const EngineOptions& options);
+
 // Fills in what was left to the engine. INVALID_ARGUMENT naming the option that does not fit.
 // `gpu`: null for ranks on the CPU.
 absl::Status SettleOptions(const ModelConfig& model, EngineOptions& options, EngineInfo& info,
                            const GpuPages* gpu = nullptr);
+// The KV pool on GPUs, where it was not known then. REQUIRES: `options` and `info` are settled.
+void SettleGpuPool(const ModelConfig& model, const EngineOptions& options, const GpuPages& gpu,
+                   EngineInfo& info);
 
 }  // namespace ringfill

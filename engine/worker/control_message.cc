@@ -145,11 +145,16 @@ void Fields(C& c, M& m) {
     c.Text(m.host, "host");
     c.Text(m.boot_id, "boot id");
     c.Number(m.pid, "pid", int64_t{0}, kMost64);
+    c.Number(m.gpu.device, "GPU", -1, kMaxGpus - 1);
+    c.Text(m.gpu.name, "GPU name");
+    c.Text(m.gpu.place, "GPU place");
+    c.Number(m.gpu.free_bytes, "free bytes of the GPU", int64_t{0}, kMost64);
   } else if constexpr (std::is_same_v<T, WelcomeMessage>) {
     c.Number(m.rank, "rank", 0, kMaxMembers - 1);
     c.Number(m.ranks, "ranks", 1, kMaxMembers);
     c.Number(m.cluster, "cluster", uint64_t{0}, kAny64);
     c.Bytes(m.model_digest, "model digest");
+    c.Enum(m.device, kRankDevices, "device");
     c.Enum(m.dtype, kDTypes, "compute type");
     c.Enum(m.kv_dtype, kDTypes, "KV type");
     c.Enum(m.isa, kCpuIsas, "instruction set");
@@ -160,6 +165,7 @@ void Fields(C& c, M& m) {
     c.Number(m.spin_rounds, "spin rounds", 0, 1 << 30);
     c.Number(m.expanded_weight_bytes, "expanded weight bytes", int64_t{0}, kMost64);
     c.Number(m.gather_bytes, "gather bytes", int64_t{0}, kMost64);
+    c.Number(m.chunk_tokens, "chunk tokens", int64_t{1}, int64_t{1} << 31);
     c.Number(m.min_round_timeout_ms, "round timeout", int64_t{1}, kMostMs);
     c.Number(m.heartbeat_timeout_ms, "heartbeat timeout", int64_t{1}, kMostMs);
     GeometryFields(c, m.geometry);
@@ -176,6 +182,7 @@ void Fields(C& c, M& m) {
     c.List(m.members, kMaxMembers, "members", [](C& each, auto& at) { each.Text(at, "member"); });
     c.Number(m.timeout_ms, "timeout", int64_t{0}, kMostMs);
     c.Bool(m.trace, "trace");
+    c.Text(m.group_id, "group id");
   } else if constexpr (std::is_same_v<T, FormedMessage>) {
     c.Number(m.attempt, "attempt", uint64_t{0}, kAny64);
     c.StatusOf(m.status, "status");
@@ -223,10 +230,18 @@ absl::Status CheckMessage(const FormMessage& m) {
   if (m.members.empty() || static_cast<size_t>(m.rank) >= m.members.size()) {
     return absl::DataLossError("rank is not one of the members");
   }
+  if (!m.group_id.empty() && m.group_id.size() != kGroupIdBytes) {
+    return absl::DataLossError(absl::StrCat("group id has ", m.group_id.size(),
+                                            " bytes; it must have none or ", kGroupIdBytes));
+  }
   return absl::OkStatus();
 }
 absl::Status CheckMessage(const WelcomeMessage& m) {
-  return m.rank < m.ranks ? absl::OkStatus() : absl::DataLossError("rank is not below ranks");
+  if (m.rank >= m.ranks) return absl::DataLossError("rank is not below ranks");
+  if (m.device == RankDevice::kCuda && m.strict) {
+    return absl::DataLossError("strict is there on the CPU alone");
+  }
+  return absl::OkStatus();
 }
 absl::Status CheckMessage(const AbortMessage& m) {
   return m.status.ok() ? absl::DataLossError("status is OK") : absl::OkStatus();
@@ -396,7 +411,11 @@ std::string JoinMismatch(const WelcomeMessage& leader, const JoinMessage& worker
   if (!Meets(worker.kv_dtype, leader.kv_dtype)) {
     return Differ("kv.dtype", DTypeName(leader.kv_dtype), WantedName(worker.kv_dtype));
   }
-  if (worker.best_isa < leader.isa) {
+  if (leader.device == RankDevice::kCuda && worker.gpu.device < 0) {
+    return absl::StrCat("ranks.backend: the leader's ranks compute on GPUs, this worker has none: ",
+                        worker.gpu.name);
+  }
+  if (leader.device == RankDevice::kCpu && worker.best_isa < leader.isa) {
     return Differ("compute.isa", CpuIsaName(leader.isa), CpuIsaName(worker.best_isa)) +
            " at best; set compute.isa of the leader to what all have";
   }

@@ -31,13 +31,27 @@
 
 namespace ringfill {
 
-inline constexpr uint32_t kControlVersion = 3;
+inline constexpr uint32_t kControlVersion = 4;
 inline constexpr size_t kMaxControlText = 4096;      // of a reason; longer ones are cut
 inline constexpr size_t kMaxControlBytes = 1 << 17;  // of all but STEP and RESULT
 inline constexpr int kMaxMembers = 64;
+inline constexpr int kMaxGpus = 1024;         // of a machine
+inline constexpr size_t kGroupIdBytes = 128;  // of an id that NCCL makes for a group
 
 // What a worker may insist on; by default it takes what the leader has.
 enum class WantedDType : uint8_t { kAny, kF32, kBF16 };
+
+// What the ranks of a ring compute on.
+enum class RankDevice : uint8_t { kCpu, kCuda };
+inline constexpr int kRankDevices = 2;
+
+// The GPU of a worker, in case its leader wants one.
+struct WorkerGpu {
+  int32_t device = -1;     // CUDA's number of it in the worker's process; -1: none
+  std::string name = {};   // "device 0 (NVIDIA H100, sm_90)"; of none: why
+  std::string place = {};  // on the bus of its machine
+  int64_t free_bytes = 0;  // before anything of the rank is there
+};
 
 struct JoinMessage {
   uint32_t version = kControlVersion;  // another one: nothing else is read
@@ -51,6 +65,7 @@ struct JoinMessage {
   std::string host;
   std::string boot_id;  // of its kernel (BootId)
   int64_t pid = 0;
+  WorkerGpu gpu;
 };
 
 // All that makes ranks alike, and this rank's share.
@@ -59,6 +74,7 @@ struct WelcomeMessage {
   int32_t ranks = 1;
   uint64_t cluster = 0;
   Sha256Digest model_digest{};
+  RankDevice device = RankDevice::kCpu;
   DType dtype = DType::kF32;
   DType kv_dtype = DType::kF32;
   CpuIsa isa = CpuIsa::kBaseline;
@@ -69,6 +85,7 @@ struct WelcomeMessage {
   int32_t spin_rounds = 0;
   int64_t expanded_weight_bytes = 0;
   int64_t gather_bytes = 0;
+  int64_t chunk_tokens = 1;  // prompt tokens of a step, over all ranks
   int64_t min_round_timeout_ms = 0;
   int64_t heartbeat_timeout_ms = 0;
   KvGeometry geometry;
@@ -91,6 +108,8 @@ struct FormMessage {
   std::vector<std::string> members;  // [ranks] data addresses
   int64_t timeout_ms = 0;
   bool trace = false;
+  std::string group_id =
+      {};  // NCCL's, of this attempt alone; empty: they connect by their addresses
 };
 
 struct FormedMessage {

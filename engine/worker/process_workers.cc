@@ -7,9 +7,9 @@
 #include "absl/strings/str_cat.h"
 #include "base/log.h"
 #include "engine/comm/tcp/tcp.h"
-#include "engine/compute/cpu/cpu_model.h"
 #include "engine/model/digest.h"
 #include "engine/schedule/plan_codec.h"
+#include "engine/worker/gpu_plan.h"
 #include "engine/worker/rank.h"
 #include "engine/worker/result_codec.h"
 
@@ -42,7 +42,7 @@ class ProcessWorkers final : public Workers {
  public:
   ProcessWorkers(const WorkersSpec& spec, const ModelConfig& model, const KvGeometry& geometry,
                  const ProcessWorkersOptions& options, std::unique_ptr<WorkerRoster> roster,
-                 WorkerMetrics& metrics)
+                 GpuPages gpu_pages, WorkerMetrics& metrics)
       : model_(model),
         rank_options_{.model = model,
                       .geometry = geometry,
@@ -51,6 +51,8 @@ class ProcessWorkers final : public Workers {
                       .gather_bytes = spec.gather_bytes},
         clock_(Clock::Real()),
         metrics_(metrics),
+        gpu_machines_(options.gpus.has_value() ? options.gpus->machines : nullptr),
+        gpu_pages_(std::move(gpu_pages)),
         route_(options.route),
         form_timeout_(options.form_timeout),
         most_form_timeout_(std::max(options.form_timeout, options.most_form_timeout)),
@@ -61,6 +63,7 @@ class ProcessWorkers final : public Workers {
         link_faults_(options.link_faults) {}
 
   int ranks() const override { return static_cast<int>(members_.size()); }
+  GpuPages gpu_pages() const override { return gpu_pages_; }
   std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override;
   absl::StatusOr<std::vector<int>> Reform(uint64_t epoch,
                                           const std::function<bool()>& while_waiting) override;
@@ -107,8 +110,8 @@ class ProcessWorkers final : public Workers {
   // An attempt to form a ring.
   struct Attempt {
     absl::Status status;
-    bool timed_out = false;                // somebody was waited for in vain
-    std::vector<LinkFaults::Link> unmade;  // links to blame
+    bool timed_out = false;                     // somebody was waited for in vain
+    std::vector<LinkFaults::Link> unmade = {};  // links to blame
   };
   // Of tried_. Those that do not answer are dropped.
   Attempt Form(uint64_t epoch, Duration timeout);
@@ -129,6 +132,8 @@ class ProcessWorkers final : public Workers {
   const RankOptions rank_options_;
   const Clock& clock_;
   WorkerMetrics& metrics_;
+  const std::shared_ptr<const GpuMachines> gpu_machines_;  // null: ranks on CPUs
+  const GpuPages gpu_pages_;
   const std::function<std::string(int, int, const std::string&)> route_;
   const Duration form_timeout_, most_form_timeout_, least_attempt_, reform_limit_, first_retry_;
   const std::unique_ptr<WorkerRoster> roster_;
@@ -363,6 +368,8 @@ absl::Status ProcessWorkers::AwaitAnswers(uint64_t attempt, Instant deadline,
     answer = *formed;
     --missing;
     if (FailedForGood(*formed)) return formed->status;
+    // NCCL's group forms as a whole, and nobody's answer says more of who is missing.
+    if (gpu_machines_ != nullptr && !formed->status.ok()) return formed->status;
   }
   return absl::OkStatus();
 }
@@ -386,6 +393,11 @@ ProcessWorkers::Attempt ProcessWorkers::Form(uint64_t epoch, Duration timeout) {
   form.attempt = ++attempts_;
   form.timeout_ms = std::chrono::duration_cast<std::chrono::milliseconds>(timeout).count();
   form.trace = tracing_;
+  if (gpu_machines_ != nullptr && tried_.size() > 1) {
+    absl::StatusOr<std::string> id = gpu_machines_->NewGroupId();
+    if (!id.ok()) return {.status = id.status()};
+    form.group_id = *std::move(id);
+  }
   SendForm(form);
   std::vector<std::optional<FormedMessage>> answers(tried_.size());
   const Instant deadline = clock_.Now() + timeout + kFormMargin;
@@ -535,19 +547,15 @@ void ProcessWorkers::Trace(bool on) {
   for (const WorkerPeerPtr& member : members_) member->link().Send(TraceMessage{on});
 }
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& spec,
-                                                            const Model& model,
-                                                            const ProcessWorkersOptions& options,
-                                                            WorkerMetrics& metrics) {
-  const KvGeometry geometry = KvGeometryOf(
-      model.config(), {.kv_dtype = options.kv_dtype, .page_tokens = options.page_tokens});
-  uint64_t cluster = 0;
-  FillRandom(std::as_writable_bytes(std::span(&cluster, 1)));
+// All but the pages of GPUs.
+WelcomeMessage WelcomeOf(const WorkersSpec& spec, const Model& model,
+                         const ProcessWorkersOptions& options) {
+  const auto ms = [](Duration duration) {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(duration).count();
+  };
   WelcomeMessage ring;
   ring.ranks = spec.ranks;
-  ring.cluster = cluster;
+  FillRandom(std::as_writable_bytes(std::span(&ring.cluster, 1)));
   ring.model_digest = ModelDigest(model.file());
   ring.dtype = options.dtype;
   ring.kv_dtype = options.kv_dtype;
@@ -559,12 +567,49 @@ absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& s
   ring.spin_rounds = spec.spin_rounds;
   ring.expanded_weight_bytes = options.expanded_weight_bytes;
   ring.gather_bytes = static_cast<int64_t>(spec.gather_bytes);
-  ring.min_round_timeout_ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(spec.min_round_timeout).count();
-  ring.heartbeat_timeout_ms =
-      std::chrono::duration_cast<std::chrono::milliseconds>(options.roster.heartbeat_timeout)
-          .count();
-  ring.geometry = geometry;
+  ring.min_round_timeout_ms = ms(spec.min_round_timeout);
+  ring.heartbeat_timeout_ms = ms(options.roster.heartbeat_timeout);
+  if (options.gpus.has_value()) {
+    ring.device = RankDevice::kCuda;
+    ring.chunk_tokens = options.gpus->chunk_tokens;
+  }
+  ring.geometry = RankGeometry(model.config(), ring.device, options.kv_dtype, options.page_tokens);
+  return ring;
+}
+
+// Awaits what the workers say of their GPUs, and welcomes them to the pages that all have room for.
+absl::StatusOr<GpuPages> SettleGpuPages(const WorkersSpec& spec, const Model& model,
+                                        const ProcessWorkersOptions& options,
+                                        WorkerRoster& roster) {
+  RF_ASSIGN_OR_RETURN(const std::vector<WorkerPeerPtr> joined,
+                      roster.AwaitJoined(Clock::Real().Now() + options.roster.join_timeout));
+  std::vector<RankGpu> gpus;
+  for (const WorkerPeerPtr& peer : joined) {
+    gpus.push_back({absl::StrCat(peer->Name(), ", ", peer->gpu().name), peer->gpu().free_bytes});
+  }
+  RF_ASSIGN_OR_RETURN(GpuPages pages,
+                      PlanGpuPages(model, gpus,
+                                   {.page_tokens = options.page_tokens,
+                                    .kv_memory_bytes = options.gpus->kv_memory_bytes,
+                                    .kv_memory_fraction = options.gpus->kv_memory_fraction,
+                                    .expanded_weight_bytes = options.expanded_weight_bytes,
+                                    .chunk_tokens = options.gpus->chunk_tokens,
+                                    .gather_bytes = spec.gather_bytes,
+                                    .max_context_tokens = options.gpus->max_context_tokens}));
+  roster.Welcome(pages.per_rank);
+  return pages;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& spec,
+                                                            const Model& model,
+                                                            const ProcessWorkersOptions& options,
+                                                            WorkerMetrics& metrics) {
+  if (options.gpus.has_value() && options.gpus->machines == nullptr) {
+    return absl::UnimplementedError(kNoGpuSupport);
+  }
+  const WelcomeMessage ring = WelcomeOf(spec, model, options);
   RosterOptions roster_options = options.roster;
   roster_options.threads_settled_here = spec.threads_settled_here;
   RF_ASSIGN_OR_RETURN(std::unique_ptr<WorkerRoster> roster,
@@ -573,9 +618,13 @@ absl::StatusOr<std::unique_ptr<Workers>> MakeProcessWorkers(const WorkersSpec& s
       {{"address", roster->address()},
        {"ranks", spec.ranks},
        {"started_here", options.roster.start_workers}});
+  GpuPages gpu_pages;
+  if (options.gpus.has_value()) {
+    RF_ASSIGN_OR_RETURN(gpu_pages, SettleGpuPages(spec, model, options, *roster));
+  }
   RF_RETURN_IF_ERROR(roster->AwaitAll(Clock::Real().Now() + options.roster.join_timeout));
-  auto workers = std::make_unique<ProcessWorkers>(spec, model.config(), geometry, options,
-                                                  std::move(roster), metrics);
+  auto workers = std::make_unique<ProcessWorkers>(spec, model.config(), ring.geometry, options,
+                                                  std::move(roster), std::move(gpu_pages), metrics);
   RF_ASSIGN_OR_RETURN(const std::vector<int> from, workers->Reform(1, nullptr));
   if (from.size() != static_cast<size_t>(spec.ranks)) {
     return absl::UnavailableError(absl::StrCat(

@@ -125,7 +125,7 @@ bool WorkerRoster::ReportLoss(WorkerPeer& peer, Instant now) {
          {"host", peer.join_.host},
          {"how", how}});
   }
-  if (peer.state_ == State::kReady || peer.state_ == State::kWelcomed) {
+  if (peer.state_ >= State::kJoined && peer.state_ <= State::kReady) {
     Seat& seat = seats_[static_cast<size_t>(peer.seat_)];
     seat.last = text;
     seat.last_pid = peer.join_.pid;
@@ -137,7 +137,8 @@ Instant WorkerRoster::EndLate(Instant now) {
   using State = WorkerPeer::State;
   Instant again = kNever;
   for (const WorkerPeerPtr& peer : peers_) {
-    if (peer->gone_ || peer->state_ == State::kReady) continue;
+    // AwaitJoined has a limit of its own.
+    if (peer->gone_ || peer->state_ == State::kReady || peer->state_ == State::kJoined) continue;
     const Duration limit = peer->state_ == State::kGreeting  ? kJoinWords
                            : peer->state_ == State::kRefused ? kRefusedPatience
                                                              : options_.join_timeout;
@@ -196,6 +197,9 @@ void WorkerRoster::StartChild(size_t index, Instant now) {
         options_.model_path}) {
     command.push_back(std::move(word));
   }
+  if (!options_.devices.empty()) {
+    command.insert(command.end(), {"--device", absl::StrCat(options_.devices[index])});
+  }
   absl::StatusOr<std::unique_ptr<ChildProcess>> child =
       ChildProcess::Start(command, secret_.bytes(), [this] {
         MutexLock lock(&mutex_);
@@ -216,13 +220,13 @@ void WorkerRoster::StartChild(size_t index, Instant now) {
   seat.child = *std::move(child);
 }
 
-std::string WorkerRoster::Missing() const {
+std::string WorkerRoster::Missing(WorkerPeer::State least) const {
   std::string text;
   int ready = 0;
   for (size_t s = 0; s < seats_.size(); ++s) {
     const Seat& seat = seats_[s];
     std::string why;
-    if (seat.peer != nullptr && seat.peer->state_ == WorkerPeer::State::kReady) {
+    if (seat.peer != nullptr && seat.peer->state_ >= least) {
       ++ready;
       continue;
     }
@@ -249,7 +253,8 @@ std::string WorkerRoster::Missing() const {
                       ? "; the workers' own log lines say more"
                       : absl::StrCat("; start each missing one with: ringfilld worker "
                                      "--leader ",
-                                     address(), " --rank K --secret-file FILE --model FILE"));
+                                     address(), " --rank K --secret-file FILE --model FILE",
+                                     ring_.device == RankDevice::kCuda ? " --device N" : ""));
   return text;
 }
 

@@ -105,7 +105,15 @@ JoinMessage WorkerProcess::MakeJoin() const {
   join.host = options_.host;
   join.boot_id = options_.boot_id;
   join.pid = getpid();
+  join.gpu = LookAtGpu();
   return join;
+}
+
+WorkerGpu WorkerProcess::LookAtGpu() const {
+  if (options_.gpus == nullptr) return {.name = options_.no_gpu};
+  absl::StatusOr<WorkerGpu> gpu = options_.gpus->Look(options_.device);
+  if (!gpu.ok()) return {.name = std::string(gpu.status().message())};
+  return *std::move(gpu);
 }
 
 std::optional<WorkerEnd> WorkerProcess::RunSession() {
@@ -128,7 +136,8 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
                          .listener = *listener_,
                          .secret = options_.secret,
                          .threads = options_.threads,
-                         .memory_bytes = options_.memory_bytes},
+                         .memory_bytes = options_.memory_bytes,
+                         .gpus = options_.gpus},
                         *std::move(connection));
   {
     MutexLock lock(&mutex_);
@@ -147,6 +156,8 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
       return WorkerEnd::kGoodbye;
     case WorkerSession::End::kRefused:
       return WorkerEnd::kRefused;
+    case WorkerSession::End::kDeviceLost:
+      return WorkerEnd::kDeviceLost;
     case WorkerSession::End::kTryAgain:
     case WorkerSession::End::kLost:  // both: it was there
       give_up_at_ = Clock::Real().Now() + options_.join_limit;

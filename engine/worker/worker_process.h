@@ -18,6 +18,7 @@
 #include "engine/comm/tcp/secret.h"
 #include "engine/model/model.h"
 #include "engine/worker/control_message.h"
+#include "engine/worker/rank_machine.h"
 
 namespace ringfill {
 
@@ -34,6 +35,10 @@ struct WorkerOptions {
   WantedDType dtype = WantedDType::kAny;
   WantedDType kv_dtype = WantedDType::kAny;
   CpuIsa best_isa = DetectCpuIsa();
+  // The GPU that it has for a leader who wants one. `gpus` null: none, for the reason `no_gpu`.
+  std::shared_ptr<const GpuMachines> gpus = nullptr;
+  int device = 0;
+  std::string no_gpu = kNoGpuSupport;
   // Where its end of the ring listens; empty: the address that it calls the leader from.
   std::string data_host = {};
   // Not started by its leader: it calls until the leader is there, and calls again when it has lost
@@ -47,7 +52,8 @@ struct WorkerOptions {
   std::string boot_id = BootId();
 };
 
-enum class WorkerEnd { kGoodbye, kBadModel, kRefused, kLeaderGone };
+// kDeviceLost: only another process can use the GPU again.
+enum class WorkerEnd { kGoodbye, kBadModel, kRefused, kLeaderGone, kDeviceLost };
 
 class WorkerProcess {
  public:
@@ -64,6 +70,7 @@ class WorkerProcess {
   std::optional<WorkerEnd> RunSession();
   absl::StatusOr<std::unique_ptr<Connection>> CallLeader();
   JoinMessage MakeJoin() const;
+  WorkerGpu LookAtGpu() const;
   // False when Stop was called meanwhile.
   bool Pause(Duration time);
 

@@ -60,8 +60,9 @@ WorkerRoster::WorkerRoster(const RosterOptions& options, const WelcomeMessage& r
                            WorkerMetrics& metrics)
     : options_(options),
       secret_(options.secret.has_value() ? *options.secret : Secret::Random()),
-      ring_(ring),
       metrics_(metrics),
+      ring_(ring),
+      welcoming_(ring.device == RankDevice::kCpu),
       seats_(static_cast<size_t>(ring.ranks)) {
   if (!options_.start_workers) return;
   for (Seat& seat : seats_) {
@@ -98,20 +99,42 @@ WorkerRoster::~WorkerRoster() {
   }
 }
 
+absl::StatusOr<std::vector<WorkerPeerPtr>> WorkerRoster::AwaitJoined(Instant deadline) {
+  MutexLock lock(&mutex_);
+  RF_RETURN_IF_ERROR(Await(WorkerPeer::State::kJoined, deadline));
+  std::vector<WorkerPeerPtr> joined;
+  for (const Seat& seat : seats_) joined.push_back(seat.peer);
+  return joined;
+}
+
+void WorkerRoster::Welcome(int64_t pages) {
+  MutexLock lock(&mutex_);
+  ring_.pages = pages;
+  welcoming_ = true;
+  for (const Seat& seat : seats_) {
+    if (seat.peer != nullptr && seat.peer->state_ == WorkerPeer::State::kJoined) {
+      Welcome(*seat.peer);
+    }
+  }
+}
+
 absl::Status WorkerRoster::AwaitAll(Instant deadline) {
   MutexLock lock(&mutex_);
+  RF_RETURN_IF_ERROR(Await(WorkerPeer::State::kReady, deadline));
+  starting_ = false;
+  return absl::OkStatus();
+}
+
+absl::Status WorkerRoster::Await(WorkerPeer::State least, Instant deadline) {
   while (true) {
-    const std::string missing = Missing();
-    if (missing.empty()) {
-      starting_ = false;
-      return absl::OkStatus();
-    }
+    const std::string missing = Missing(least);
+    if (missing.empty()) return absl::OkStatus();
     const bool one_died = std::any_of(seats_.begin(), seats_.end(), [](const Seat& seat) {
       return seat.child == nullptr && seat.peer == nullptr && !seat.start_at.has_value();
     });
     if (options_.start_workers && one_died) return absl::UnavailableError(missing);
     if (!changed_.WaitUntil(&mutex_, deadline) && Clock::Real().Now() >= deadline) {
-      const std::string still = Missing();
+      const std::string still = Missing(least);
       if (!still.empty()) return absl::DeadlineExceededError(still);
     }
   }
@@ -261,6 +284,14 @@ RefusedMessage WorkerRoster::WhyNoSeat(const JoinMessage& join) {
     return {true, absl::StrCat("rank ", join.rank, " is taken by pid ", seat.peer->join_.pid,
                                " on ", seat.peer->join_.host)};
   }
+  // NCCL takes two ranks on one GPU for a mistake too, but says so less clearly.
+  for (const Seat& other : seats_) {
+    if (ring_.device == RankDevice::kCpu || other.peer == nullptr) continue;
+    const WorkerPeer& its = *other.peer;
+    if (!its.IsOnMachine(join.host, join.boot_id) || its.gpu().place != join.gpu.place) continue;
+    return {false, absl::StrCat(its.Name(), " computes on the same GPU, ", join.gpu.name,
+                                ": give each worker of a machine its own --device")};
+  }
   if (options_.start_workers && (seat.child == nullptr || seat.child->pid() != join.pid)) {
     return {false, "this leader starts its workers itself (ring.start_workers)"};
   }
@@ -275,6 +306,14 @@ void WorkerRoster::OnJoin(WorkerPeer& peer, JoinMessage join) {
   if (!why.reason.empty()) return Refuse(peer, why);
   peer.seat_ = peer.join_.rank;
   seats_[static_cast<size_t>(peer.join_.rank)].peer = peer.shared_from_this();
+  peer.state_ = WorkerPeer::State::kJoined;
+  peer.since_ = Clock::Real().Now();
+  if (welcoming_) Welcome(peer);
+  changed_.SignalAll();
+  keeper_wakes_.SignalAll();
+}
+
+void WorkerRoster::Welcome(WorkerPeer& peer) {
   peer.state_ = WorkerPeer::State::kWelcomed;
   peer.since_ = Clock::Real().Now();
   WelcomeMessage welcome = ring_;
@@ -313,7 +352,8 @@ void WorkerRoster::OnReady(WorkerPeer& peer, const ReadyMessage& ready) {
        {"host", peer.join_.host},
        {"address", peer.join_.data_address},
        {"threads", ready.threads},
-       {"cores", ready.cores}});
+       {"cores", ready.cores},
+       {"gpu", ring_.device == RankDevice::kCuda ? peer.join_.gpu.name : "none"}});
   if (!options_.start_workers) CheckThreads(peer);
   changed_.SignalAll();
 }

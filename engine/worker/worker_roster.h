@@ -51,10 +51,13 @@ class WorkerPeer : public std::enable_shared_from_this<WorkerPeer> {
   const std::string& data_address() const { return join_.data_address; }
   ControlLink& link() { return *link_; }
   bool gone() const { return gone_; }
+  const WorkerGpu& gpu() const { return join_.gpu; }
 
  private:
   friend class WorkerRoster;
-  enum class State { kGreeting, kWelcomed, kReady, kRefused };
+  // In the order in which a worker goes through them, but for the last.
+  // kJoined: it has said who it is, and awaits its welcome.
+  enum class State { kGreeting, kJoined, kWelcomed, kReady, kRefused };
 
   std::atomic<int> seat_{-1};
   JoinMessage join_;
@@ -83,6 +86,8 @@ struct RosterOptions {
   // How to start one: "--leader A --rank K --secret-fd F --model M" are appended.
   std::vector<std::string> command;
   std::string model_path;
+  // [ranks] "--device D" is appended too; empty: it is not.
+  std::vector<int> devices = {};
   // The welcome's threads were settled by this machine's cores: workers elsewhere settle their own.
   bool threads_settled_here = false;
   Duration join_timeout = std::chrono::seconds(60);
@@ -98,7 +103,8 @@ class WorkerRoster {
   static constexpr Duration kHealthy = std::chrono::minutes(1);
   static constexpr size_t kMaxPeers = 2 * kMaxMembers;
 
-  // `ring`: what every worker is welcomed with, but for its rank. `metrics` outlives the roster.
+  // `ring`: what every worker is welcomed with, but for its rank; where it is one of GPUs, none is
+  // welcomed before Welcome is called. `metrics` outlives the roster.
   // INVALID_ARGUMENT when the address cannot be listened on.
   static absl::StatusOr<std::unique_ptr<WorkerRoster>> Start(const RosterOptions& options,
                                                              const WelcomeMessage& ring,
@@ -108,6 +114,11 @@ class WorkerRoster {
 
   const std::string& address() const { return listener_->address(); }
 
+  // Waits until every seat has a worker that has joined, if no more. By seat; the errors are
+  // AwaitAll's.
+  absl::StatusOr<std::vector<WorkerPeerPtr>> AwaitJoined(Instant deadline);
+  // Welcomes those that have joined, and whoever comes from now on, to so many pages. Once.
+  void Welcome(int64_t pages);
   // Waits until every seat has a worker that is ready. Otherwise DEADLINE_EXCEEDED, or UNAVAILABLE
   // as soon as one that was started here has died, naming the ranks that are missing and why.
   absl::Status AwaitAll(Instant deadline);
@@ -143,6 +154,7 @@ class WorkerRoster {
   void OnMessage(WorkerPeer& peer, ControlMessage message);
   void OnEnd(WorkerPeer& peer, const absl::Status& why);
   void OnJoin(WorkerPeer& peer, JoinMessage join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Welcome(WorkerPeer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void OnReady(WorkerPeer& peer, const ReadyMessage& ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Why it cannot have the seat; empty when it can.
   RefusedMessage WhyNoSeat(const JoinMessage& join) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -166,19 +178,23 @@ class WorkerRoster {
   // False: too early to say.
   bool ReportLoss(WorkerPeer& peer, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ScheduleStart(Seat& seat, Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Until Missing(least) is empty.
+  absl::Status Await(WorkerPeer::State least, Instant deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   ChildProcess* ChildOf(const WorkerPeer& peer) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // What is missing and why, rank by rank; empty: nothing.
-  std::string Missing() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Who has not come so far and why, rank by rank; empty: nobody.
+  std::string Missing(WorkerPeer::State least) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const RosterOptions options_;
   const Secret secret_;
-  const WelcomeMessage ring_;
   WorkerMetrics& metrics_;
   std::unique_ptr<Listener> listener_;
 
   mutable Mutex mutex_;
-  mutable CondVar changed_;  // ready workers, losses
-  CondVar keeper_wakes_;     // children and links that ended
+  WelcomeMessage ring_ ABSL_GUARDED_BY(mutex_);
+  bool welcoming_ ABSL_GUARDED_BY(mutex_);  // false: those that join wait for it
+  mutable CondVar changed_;                 // ready workers, losses
+  CondVar keeper_wakes_;                    // children and links that ended
   CondVar event_came_;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
   bool starting_ ABSL_GUARDED_BY(mutex_) = true;  // until AwaitAll is through

@@ -26,13 +26,8 @@ constexpr Duration kLastWords = std::chrono::seconds(2);
 // The leader sends the rank one thing at a time.
 constexpr size_t kMaxQueued = 256;
 
-struct Threads {
-  int count;
-  int spin_rounds;
-};
-
 // The leader's figures are for ranks on its own machine.
-Threads ThreadsFor(const WelcomeMessage& welcome, int wanted) {
+RankThreads ThreadsFor(const WelcomeMessage& welcome, int wanted) {
   if (wanted == 0 && welcome.threads > 0) return {welcome.threads, welcome.spin_rounds};
   const int cores = UsableCores();
   const int count = wanted > 0 ? wanted : cores;
@@ -40,33 +35,6 @@ Threads ThreadsFor(const WelcomeMessage& welcome, int wanted) {
 }
 
 }  // namespace
-
-struct WorkerSession::Machine {
-  Machine(std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const Threads& threads)
-      : kv_dtype(welcome.kv_dtype),
-        cpu_model(std::move(model),
-                  {.dtype = welcome.dtype,
-                   .kv_dtype = welcome.kv_dtype,
-                   .isa = welcome.isa,
-                   .page_tokens = welcome.page_tokens,
-                   .expanded_weight_bytes = welcome.expanded_weight_bytes,
-                   .ranks = 1,
-                   .strict = welcome.strict},
-                  Clock::Real()),
-        device(
-            cpu_model,
-            {.pages = welcome.pages, .threads = threads.count, .spin_rounds = threads.spin_rounds}),
-        rank({.model = cpu_model.config(),
-              .geometry = cpu_model.geometry(),
-              .min_round_timeout = std::chrono::milliseconds(welcome.min_round_timeout_ms),
-              .gather_bytes = static_cast<size_t>(welcome.gather_bytes)},
-             device, nullptr) {}
-
-  const DType kv_dtype;
-  CpuModel cpu_model;
-  CpuDevice device;
-  Rank rank;
-};
 
 WorkerSession::WorkerSession(const SessionParts& parts, std::unique_ptr<Connection> connection)
     : parts_(parts),
@@ -103,28 +71,41 @@ WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
     }
     if (const auto* welcome = std::get_if<WelcomeMessage>(&*next)) {
       if (machine_ != nullptr) continue;
-      const std::string objection = Object(join, *welcome);
-      if (objection.empty()) {
-        Welcome(*welcome);
-        continue;
-      }
+      std::string objection = Object(join, *welcome);
+      if (objection.empty()) objection = std::string(Welcome(join, *welcome).message());
+      if (objection.empty()) continue;
       Log(LogLevel::kError, "this worker refuses the leader", {{"reason", objection}});
       link_->Finish(RefusedMessage{false, objection}, absl::FailedPreconditionError(objection),
                     kLastWords);
       return End::kRefused;
     }
     if (machine_ == nullptr) continue;  // nothing else before WELCOME
-    if (const auto* form = std::get_if<FormMessage>(&*next)) Form(*form);
-    if (const auto* step = std::get_if<StepMessage>(&*next)) RunStep(*step);
-    if (const auto* measure = std::get_if<MeasureMessage>(&*next)) Measure(*measure);
-    if (const auto* trace = std::get_if<TraceMessage>(&*next)) {
-      machine_->device.trace().Enable(trace->on);
-    }
+    const absl::Status done = Do(*next);
+    if (!done.ok() && LeaveWhenLost(done)) return End::kDeviceLost;
   }
   MutexLock lock(&mutex_);
   if (goodbye_) return End::kGoodbye;
   Log(LogLevel::kWarning, "the leader is gone", {{"reason", std::string(ended_->message())}});
   return End::kLost;
+}
+
+absl::Status WorkerSession::Do(const ControlMessage& message) {
+  if (const auto* form = std::get_if<FormMessage>(&message)) return Form(*form);
+  if (const auto* step = std::get_if<StepMessage>(&message)) return RunStep(*step);
+  if (const auto* measure = std::get_if<MeasureMessage>(&message)) return Measure(*measure);
+  if (const auto* trace = std::get_if<TraceMessage>(&message)) {
+    machine_->device().trace().Enable(trace->on);
+  }
+  return absl::OkStatus();
+}
+
+bool WorkerSession::LeaveWhenLost(const absl::Status& failed) {
+  if (!machine_->device().lost()) return false;
+  const std::string why = absl::StrCat("its GPU is lost: ", failed.message());
+  Log(LogLevel::kError, "the GPU fails every call, so that this worker ends",
+      {{"reason", std::string(failed.message())}});
+  link_->Finish(ByeMessage{why}, absl::UnavailableError(why), kLastWords);
+  return true;
 }
 
 void WorkerSession::Leave(const std::string& reason) {
@@ -185,7 +166,7 @@ void WorkerSession::OnEnd(const absl::Status& why) {
 void WorkerSession::AbortRing(const absl::Status& status) {
   MutexLock lock(&mutex_);
   if (comm_ != nullptr) comm_->Abort(status);
-  if (cpu_model_ != nullptr) cpu_model_->Abort(status);
+  if (device_ != nullptr) device_->Abort(status);
 }
 
 // The process must not outlive its leader, whatever its step is busy with.
@@ -214,13 +195,14 @@ std::optional<ControlMessage> WorkerSession::Next() {
 std::string WorkerSession::Object(const JoinMessage& join, const WelcomeMessage& welcome) const {
   std::string mismatch = JoinMismatch(welcome, join);
   if (!mismatch.empty()) return mismatch;
-  const KvGeometry own = KvGeometryOf(
-      parts_.model->config(), {.kv_dtype = welcome.kv_dtype, .page_tokens = welcome.page_tokens});
+  const KvGeometry own =
+      RankGeometry(parts_.model->config(), welcome.device, welcome.kv_dtype, welcome.page_tokens);
   mismatch = GeometryMismatch(welcome.geometry, own);
   return mismatch.empty() ? PoolMismatch(welcome) : mismatch;
 }
 
 std::string WorkerSession::PoolMismatch(const WelcomeMessage& welcome) const {
+  if (welcome.device == RankDevice::kCuda) return "";  // Welcome knows
   const double bytes =
       static_cast<double>(welcome.pages) * static_cast<double>(welcome.geometry.PageBytes());
   if (bytes <= static_cast<double>(parts_.memory_bytes)) return "";
@@ -229,22 +211,37 @@ std::string WorkerSession::PoolMismatch(const WelcomeMessage& welcome) const {
                       " bytes; set it lower there");
 }
 
-void WorkerSession::Welcome(const WelcomeMessage& welcome) {
+absl::Status WorkerSession::Welcome(const JoinMessage& join, const WelcomeMessage& welcome) {
   cluster_ = welcome.cluster;
   heartbeat_timeout_ = std::chrono::milliseconds(welcome.heartbeat_timeout_ms);
+  kv_dtype_ = welcome.kv_dtype;
   link_->SetSilenceLimit(heartbeat_timeout_);
-  const Threads threads = ThreadsFor(welcome, parts_.threads);
-  machine_ = std::make_unique<Machine>(parts_.model, welcome, threads);
+  RankThreads threads;
+  if (welcome.device == RankDevice::kCuda) {
+    RF_ASSIGN_OR_RETURN(machine_, parts_.gpus->Make(parts_.model, welcome, join.gpu));
+  } else {
+    threads = ThreadsFor(welcome, parts_.threads);
+    machine_ = MakeCpuMachine(parts_.model, welcome, threads, parts_.listener);
+  }
+  rank_ = std::make_unique<Rank>(
+      RankOptions{.model = parts_.model->config(),
+                  .geometry = machine_->geometry(),
+                  .min_round_timeout = std::chrono::milliseconds(welcome.min_round_timeout_ms),
+                  .gather_bytes = static_cast<size_t>(welcome.gather_bytes)},
+      machine_->device(), nullptr);
   {
     MutexLock lock(&mutex_);
-    cpu_model_ = &machine_->cpu_model;
+    device_ = &machine_->device();
   }
   link_->Send(ReadyMessage{threads.count, UsableCores()});
+  return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<Communicator>> WorkerSession::MakeRing(const FormMessage& form,
                                                                       std::vector<int>& missing) {
-  TcpGroupOptions options;
+  RingTerms terms;
+  terms.group_id = form.group_id;
+  TcpGroupOptions& options = terms.tcp;
   options.rank = form.rank;
   options.members = form.members;
   options.cluster = cluster_;
@@ -256,12 +253,11 @@ absl::StatusOr<std::shared_ptr<Communicator>> WorkerSession::MakeRing(const Form
   options.on_dead_link = [this, attempt = form.attempt](int peer) {
     link_->Send(DeadLinkMessage{attempt, peer});
   };
-  RF_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm,
-                      FormTcpGroup(parts_.listener, options, &missing));
+  RF_ASSIGN_OR_RETURN(std::unique_ptr<Communicator> comm, machine_->JoinRing(terms, missing));
   return std::shared_ptr<Communicator>(std::move(comm));
 }
 
-void WorkerSession::Form(const FormMessage& form) {
+absl::Status WorkerSession::Form(const FormMessage& form) {
   std::shared_ptr<Communicator> old;
   {
     MutexLock lock(&mutex_);
@@ -273,12 +269,12 @@ void WorkerSession::Form(const FormMessage& form) {
   std::vector<int> missing;
   absl::StatusOr<std::shared_ptr<Communicator>> ring = MakeRing(form, missing);
   if (ring.ok()) {
-    TraceBuffer& trace = machine_->device.trace();
+    TraceBuffer& trace = machine_->device().trace();
     trace.Enable(form.trace);
     (*ring)->TraceTo(&trace);
-    machine_->rank.Join(ring->get());
-    machine_->device.Recover();
-    machine_->cpu_model.StartEpoch(1);
+    rank_->Join(ring->get());
+    machine_->device().Recover();
+    machine_->StartEpoch();
     SetLogContext({{"process", "worker"}, {"rank", form.rank}, {"epoch", form.epoch}});
     MutexLock lock(&mutex_);
     comm_ = *ring;
@@ -289,6 +285,7 @@ void WorkerSession::Form(const FormMessage& form) {
       ring.ok() ? "in the ring" : "the ring did not form",
       {{"ranks", form.members.size()}, {"status", ring.status().ToString()}});
   link_->Send(FormedMessage{form.attempt, ring.status(), std::move(missing)});
+  return ring.status();
 }
 
 bool WorkerSession::ShouldStop(const StepPlan& plan, int chunk) {
@@ -296,7 +293,7 @@ bool WorkerSession::ShouldStop(const StepPlan& plan, int chunk) {
   return stop_.epoch == plan.epoch && stop_.step == plan.step && ((stop_.chunks >> chunk) & 1);
 }
 
-void WorkerSession::RunStep(const StepMessage& message) {
+absl::Status WorkerSession::RunStep(const StepMessage& message) {
   const absl::StatusOr<StepPlan> plan = DecodePlan(message.plan);
   RankStepResult result;
   bool formed;
@@ -319,25 +316,26 @@ void WorkerSession::RunStep(const StepMessage& message) {
                                   [&](int layers) {
                                     link_->Send(ProgressMessage{plan->epoch, plan->step, layers});
                                   }};
-    result = ringfill::RunStep(machine_->rank, *plan, control);
+    result = ringfill::RunStep(*rank_, *plan, control);
   }
   if (!result.status.ok()) {
     Log(LogLevel::kWarning, "a step failed here", {{"status", result.status.ToString()}});
   }
   link_->Send(
       ResultMessage{plan.ok() ? plan->epoch : 0, plan.ok() ? plan->step : 0, EncodeResult(result)});
+  return result.status;
 }
 
 PlanLimits WorkerSession::LimitsOfPlans() const {
-  const KvGeometry& geometry = machine_->cpu_model.geometry();
-  const int ranks = machine_->rank.ranks();
+  const KvGeometry& geometry = machine_->geometry();
+  const int ranks = rank_->ranks();
   return {.ranks = ranks,
           .page_tokens = geometry.page_tokens,
-          .pages_per_rank = machine_->device.pages(),
+          .pages_per_rank = machine_->device().pages(),
           .vocab = parts_.model->config().vocab,
           // No sequence is longer than all pages hold.
-          .max_positions = machine_->device.pages() * ranks * geometry.page_tokens,
-          .rank = machine_->rank.index()};
+          .max_positions = machine_->device().pages() * ranks * geometry.page_tokens,
+          .rank = rank_->index()};
 }
 
 absl::StatusOr<std::vector<double>> WorkerSession::MeasureFigures(Duration limit) {
@@ -346,22 +344,23 @@ absl::StatusOr<std::vector<double>> WorkerSession::MeasureFigures(Duration limit
     if (comm_ == nullptr) return absl::FailedPreconditionError("no ring is formed");
   }
   CalibrateOptions options;
-  options.shape =
-      ModelShape::Of(*parts_.model, static_cast<int64_t>(DTypeBytes(machine_->kv_dtype)),
-                     machine_->cpu_model.geometry().page_tokens);
+  options.shape = ModelShape::Of(*parts_.model, static_cast<int64_t>(DTypeBytes(kv_dtype_)),
+                                 machine_->geometry().page_tokens);
   options.deadline = Clock::Real().Now() + limit;
-  machine_->device.SetWaitLimit(limit);
+  machine_->device().SetWaitLimit(limit);
   RF_ASSIGN_OR_RETURN(const Figures figures,
-                      MeasureRank(machine_->device, machine_->rank.comm(), options));
-  return machine_->rank.index() == 0 ? FiguresToNumbers(figures) : std::vector<double>();
+                      MeasureRank(machine_->device(), rank_->comm(), options));
+  return rank_->index() == 0 ? FiguresToNumbers(figures) : std::vector<double>();
 }
 
-void WorkerSession::Measure(const MeasureMessage& ask) {
+absl::Status WorkerSession::Measure(const MeasureMessage& ask) {
   absl::StatusOr<std::vector<double>> figures =
       MeasureFigures(std::chrono::milliseconds(ask.timeout_ms));
   if (!figures.ok()) AbortRing(figures.status());
-  link_->Send(MeasuredMessage{ask.question, figures.status(),
+  const absl::Status status = figures.status();
+  link_->Send(MeasuredMessage{ask.question, status,
                               figures.ok() ? *std::move(figures) : std::vector<double>()});
+  return status;
 }
 
 }  // namespace ringfill

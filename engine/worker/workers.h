@@ -2,7 +2,9 @@
 // processes (process_workers.h). They execute step plans together and never schedule.
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <string>
 #include <vector>
 
 #include "base/status.h"
@@ -21,6 +23,12 @@ struct StepControl {
   std::function<void(int layers_done)> on_layer;
 };
 
+// The KV pages of ranks on GPUs, which depend on the GPUs.
+struct GpuPages {
+  int64_t per_rank = 0;
+  std::string gpus;  // described
+};
+
 // Used by one thread, the leader.
 class Workers {
  public:
@@ -28,6 +36,8 @@ class Workers {
 
   // Ranks of the current epoch.
   virtual int ranks() const = 0;
+  // Where WorkersSpec::pages_per_rank left them open.
+  virtual GpuPages gpu_pages() const { return {}; }
   // Runs one step on every rank and returns each rank's result, indexed by rank. Ends within the
   // step's deadline. When a rank fails, all do, and the next step needs Reform() first.
   // REQUIRES: plan.ranks == ranks().
@@ -64,7 +74,7 @@ struct WorkersSpec {
   int threads_per_rank = 1;
   bool threads_settled_here = false;  // by this machine's cores; ranks elsewhere settle their own
   int spin_rounds = 0;                // kSpinRounds, or 0 where threads outnumber cores
-  int64_t pages_per_rank = 0;
+  int64_t pages_per_rank = 0;  // 0: of GPUs of other processes, which say what they have room for
   Duration min_round_timeout{};
   size_t gather_bytes = 0;  // most that gather-KV may hold of one layer on a rank
   bool strict = false;

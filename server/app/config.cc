@@ -79,6 +79,23 @@ absl::Status CheckStrict(const Config& config) {
   return absl::OkStatus();
 }
 
+// Of ranks that are processes.
+absl::Status CheckDevices(const Config& config) {
+  const size_t devices = ParseGpus(config.ranks_devices)->size();
+  if (devices == 0) return absl::OkStatus();
+  std::string wrong;
+  if (config.ranks_backend != "cuda") {
+    wrong = Concat(" needs ranks.backend cuda with ", Named(config, "ring.transport"));
+  } else if (!config.ring_start_workers) {
+    wrong = Concat(" is for workers that the daemon starts: with ",
+                   Named(config, "ring.start_workers"), " give each worker its --device");
+  } else if (devices != static_cast<size_t>(config.ranks_count)) {
+    wrong = Concat(" must name a GPU for each rank: ", Named(config, "ranks.count"));
+  }
+  if (wrong.empty()) return absl::OkStatus();
+  return absl::InvalidArgumentError(Concat(Named(config, "ranks.devices"), wrong));
+}
+
 absl::Status CheckWorkers(const Config& config) {
   const size_t weights = ParseWeights(config.ranks_weights)->size();
   if (weights > 0 && weights != static_cast<size_t>(config.ranks_count)) {
@@ -86,11 +103,7 @@ absl::Status CheckWorkers(const Config& config) {
         Named(config, "ranks.weights"), " has ", weights, weights == 1 ? " value" : " values",
         "; it must have one for each rank: ", Named(config, "ranks.count")));
   }
-  if (config.ring_transport == "processes" && config.ranks_backend == "cuda") {
-    return absl::InvalidArgumentError(Concat(Named(config, "ranks.backend"), " needs ",
-                                             "ring.transport threads: ranks with GPUs are threads ",
-                                             "of the daemon"));
-  }
+  if (config.ring_transport == "processes") RF_RETURN_IF_ERROR(CheckDevices(config));
   if (config.ring_transport != "processes" || !config.ring_secret_file.empty()) {
     return absl::OkStatus();
   }

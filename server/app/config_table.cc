@@ -119,9 +119,10 @@ std::vector<ConfigKey> ModelKeys() {
               "Ranks in the ring: each computes and keeps its share of every sequence."),
       Choice("ranks.backend", &Config::ranks_backend, {"auto", "cpu", "cuda"}, "auto",
              "What ranks compute on: the CPU or a GPU each; auto is GPUs where they can be used, "
-             "else the CPU with a warning."),
+             "else the CPU with a warning. With ring.transport processes auto is the CPU."),
       Text("ranks.devices", ConfigKind::kGpus, "", &Config::ranks_devices,
-           "GPUs of the ranks, in rank order (0,1,3); \"\" takes the first ones."),
+           "GPUs of the ranks, in rank order (0,1,3); \"\" takes the first ones. Workers that are "
+           "started elsewhere have --device."),
       Text("ranks.weights", ConfigKind::kWeights, "", &Config::ranks_weights,
            "Share of each rank, in rank order (2,1,1: the first does half); \"\" is even, auto "
            "measures their speed at start."),
@@ -184,7 +185,7 @@ std::vector<ConfigKey> RingKeys() {
       Integer("ring.min_round_timeout_ms", "30000", &Config::ring_min_round_timeout_ms, 10, 3.6e6,
               "Least milliseconds that a rank waits for a peer before the step fails."),
       Choice("ring.transport", &Config::ring_transport, {"threads", "processes"}, "threads",
-             "Ranks as threads of the daemon, or as processes that speak TCP."),
+             "Ranks as threads of the daemon, or as processes that speak TCP, or NCCL on GPUs."),
       Text("ring.listen", ConfigKind::kAddress, "127.0.0.1:0", &Config::ring_listen,
            "With ring.transport processes: where the daemon awaits its workers."),
       Text("ring.secret_file", ConfigKind::kText, "", &Config::ring_secret_file,

@@ -10,5 +10,6 @@ inline constexpr int kExitDiffers = 1;  // of ringfilld replay: other results th
 // Of ringfilld worker.
 inline constexpr int kExitRefused = 4;     // it does not fit its leader; of replay: its log
 inline constexpr int kExitLeaderGone = 5;  // the leader is gone, or was never reached
+inline constexpr int kExitDeviceLost = 6;  // its GPU fails every call; another process may use it
 
 }  // namespace ringfill

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "engine/worker/rank_machine.h"
 #include "engine/worker/worker_process.h"
 #include "server/app/command_line.h"
 #include "server/app/config.h"
@@ -41,9 +42,15 @@ For each rank, where it is to run:
 
 What a worker computes with comes from the daemon, and on the daemon's host its number of threads
 too. On another one it takes all cores unless compute.threads says otherwise: give it where several
-workers share a host. Of the configuration it reads model.path,
-compute.threads, ring.secret_file, ring.join_timeout_s and log.level; compute.dtype, kv.dtype and
-compute.isa when they are not auto: it refuses a daemon that has others.
+workers share a host. Of the configuration it reads model.path, ranks.backend, compute.threads,
+ring.secret_file, ring.join_timeout_s and log.level; compute.dtype, kv.dtype and compute.isa when
+they are not auto: it refuses a daemon that has others.
+
+Where the daemon says ranks.backend cuda, a worker computes on GPU --device of its machine, the first
+one unless told: give each worker of a machine its own. It looks at that GPU when it joins, which
+takes some of its memory; with --set ranks.backend=cpu it does not, and joins ranks on CPUs alone.
+The ranks then talk through NCCL, over the network interfaces that NCCL_SOCKET_IFNAME names on every
+host, the daemon's included, or those that it finds.
 
 A worker started by hand that loses its daemon calls again for ring.join_timeout_s, then ends. One
 whose rank is taken waits as a spare, without such a limit while the daemon answers, and takes the
@@ -53,7 +60,7 @@ the daemon and ignores both.
 
 Exit codes: 0 told to stop or sent home, 2 bad usage, 3 the model cannot be loaded, 4 refused: it
 does not fit the daemon (its log says why), 5 the daemon is gone, cannot be reached, or one of the
-two does not know the other's secret.)";
+two does not know the other's secret, 6 its GPU is lost: start it anew.)";
 
 struct RawOptions {
   std::string leader;
@@ -62,6 +69,7 @@ struct RawOptions {
   int secret_fd = -1;
   std::string model;
   std::string listen_host;
+  int device = 0;
   ConfigSources config;
 };
 
@@ -93,6 +101,7 @@ absl::StatusOr<WorkerOptions> ToWorkerOptions(const RawOptions& raw, const Confi
   RF_ASSIGN_OR_RETURN(Secret secret, raw.secret_fd >= 0
                                          ? ReadSecret(raw.secret_fd)
                                          : Secret::FromFile(config.ring_secret_file));
+  const bool gpu = engine.backend != Backend::kCpu;
   return WorkerOptions{.leader = raw.leader,
                        .rank = raw.rank,
                        .secret = std::move(secret),
@@ -101,6 +110,9 @@ absl::StatusOr<WorkerOptions> ToWorkerOptions(const RawOptions& raw, const Confi
                        .dtype = Wanted(engine.dtype),
                        .kv_dtype = Wanted(engine.kv_dtype),
                        .best_isa = engine.isa,
+                       .gpus = gpu ? CudaMachines() : nullptr,
+                       .device = raw.device,
+                       .no_gpu = gpu ? kNoGpuSupport : "its ranks.backend is cpu",
                        .data_host = raw.listen_host,
                        .rejoin = raw.secret_fd < 0,
                        .join_limit = FromSeconds(config.ring_join_timeout_s)};
@@ -116,6 +128,8 @@ int ExitCode(WorkerEnd end) {
       return kExitRefused;
     case WorkerEnd::kLeaderGone:
       return kExitLeaderGone;
+    case WorkerEnd::kDeviceLost:
+      return kExitDeviceLost;
   }
   return kExitLeaderGone;
 }
@@ -156,6 +170,9 @@ void AddOptions(CLI::App& app, RawOptions& raw) {
                  "Where other ranks reach this one; the default is the address from which it "
                  "calls the daemon")
       ->type_name("HOST");
+  app.add_option("--device", raw.device, "The GPU that it computes on where the daemon wants one")
+      ->type_name("N")
+      ->check(CLI::Range(0, kMaxGpus - 1));
   AddConfigOptions(app, raw.config);
 }
 

@@ -386,6 +386,20 @@ TEST(SettleConfigTest, WorkersElsewhereNeedASecret) {
   EXPECT_EQ(SettleError({"ring.listen=0.0.0.0:7000"}), "") << "unused with threads";
 }
 
+TEST(SettleConfigTest, GpusOfProcessesAreNamedWhereTheyAreStarted) {
+  const std::string processes = "ring.transport=processes", cuda = "ranks.backend=cuda";
+  EXPECT_EQ(SettleError({processes, cuda}), "");
+  EXPECT_EQ(SettleError({processes, cuda, "ranks.count=2", "ranks.devices=1,3"}), "");
+  EXPECT_EQ(SettleError({processes, cuda, "ranks.devices=1,3"}),
+            "ranks.devices (1,3) must name a GPU for each rank: ranks.count (1)");
+  EXPECT_EQ(SettleError({processes, "ranks.devices=1"}),
+            "ranks.devices (1) needs ranks.backend cuda with ring.transport (processes)");
+  EXPECT_EQ(SettleError({processes, cuda, "ranks.devices=1", "ring.start_workers=false",
+                         "ring.secret_file=/s"}),
+            "ranks.devices (1) is for workers that the daemon starts: with ring.start_workers "
+            "(false) give each worker its --device");
+}
+
 TEST(SettleConfigTest, ExpandsEveryPath) {
   ASSERT_EQ(setenv("RINGFILL_A", "aa", 1), 0);
   Config config = DefaultConfig();

@@ -24,6 +24,7 @@ JoinMessage SomeJoin() {
   join.host = "here";
   join.boot_id = "b-1";
   join.pid = 4711;
+  join.gpu = {2, "device 2 (a GPU, sm_90)", "0000:3b:00", int64_t{80} << 30};
   return join;
 }
 
@@ -40,10 +41,18 @@ WelcomeMessage SomeWelcome() {
   welcome.page_tokens = 64;
   welcome.pages = 1000;
   welcome.threads = 2;
+  welcome.chunk_tokens = 512;
   welcome.min_round_timeout_ms = 30000;
   welcome.heartbeat_timeout_ms = 3000;
   welcome.geometry = {30, 3, 64, 8192};
   return welcome;
+}
+
+FormMessage SomeGpuForm() {
+  FormMessage form{7, 9, 1, {"a:1", "b:2"}, 2000, true};
+  form.group_id.assign(kGroupIdBytes, '\0');
+  form.group_id[3] = 'i';
+  return form;
 }
 
 // One of each, in the order of their numbers.
@@ -52,7 +61,7 @@ std::vector<ControlMessage> AllMessages() {
           SomeWelcome(),
           RefusedMessage{true, "rank 1 is taken"},
           ReadyMessage{3, 8},
-          FormMessage{7, 9, 1, {"a:1", "b:2"}, 2000, true},
+          SomeGpuForm(),
           FormedMessage{9, absl::DeadlineExceededError("late"), {0, 3}},
           StepMessage{"a plan"},
           StopMessage{7, 8, 5},
@@ -96,11 +105,17 @@ TEST(ControlMessageTest, KeepsEveryField) {
   EXPECT_EQ(join.host, "here");
   EXPECT_EQ(join.boot_id, "b-1");
   EXPECT_EQ(join.pid, 4711);
+  EXPECT_EQ(join.gpu.device, 2);
+  EXPECT_EQ(join.gpu.name, "device 2 (a GPU, sm_90)");
+  EXPECT_EQ(join.gpu.place, "0000:3b:00");
+  EXPECT_EQ(join.gpu.free_bytes, int64_t{80} << 30);
   const auto welcome = std::get<WelcomeMessage>(*Decode(EncodeControl(SomeWelcome())));
   EXPECT_EQ(welcome.ranks, 4);
   EXPECT_EQ(welcome.cluster, 99u);
   EXPECT_TRUE(welcome.strict);
   EXPECT_EQ(welcome.pages, 1000);
+  EXPECT_EQ(welcome.device, RankDevice::kCpu);
+  EXPECT_EQ(welcome.chunk_tokens, 512);
   EXPECT_EQ(welcome.geometry.block_bytes, 8192u);
   const auto formed = std::get<FormedMessage>(
       *Decode(EncodeControl(FormedMessage{9, absl::DeadlineExceededError("late"), {0, 3}})));
@@ -112,6 +127,9 @@ TEST(ControlMessageTest, KeepsEveryField) {
   const auto form =
       std::get<FormMessage>(*Decode(EncodeControl(FormMessage{7, 9, 1, {"a:1", "b:2"}, 2000})));
   EXPECT_THAT(form.members, testing::ElementsAre("a:1", "b:2"));
+  EXPECT_THAT(form.group_id, IsEmpty());
+  EXPECT_EQ(std::get<FormMessage>(*Decode(EncodeControl(SomeGpuForm()))).group_id,
+            SomeGpuForm().group_id);
 }
 
 TEST(ControlMessageTest, CutOffMessagesAreRefused) {
@@ -187,6 +205,32 @@ TEST(ControlMessageTest, ARankThatIsNoMemberIsRefused) {
   EXPECT_EQ(std::string(status.message()), "FORM: rank is not one of the members");
 }
 
+TEST(ControlMessageTest, HostileValuesAreRefusedByName) {
+  const auto refusal = [](const ControlMessage& message) {
+    const absl::Status status = Decode(EncodeControl(message)).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
+    return std::string(status.message());
+  };
+  FormMessage form = SomeGpuForm();
+  form.group_id.pop_back();
+  EXPECT_EQ(refusal(form), "FORM: group id has 127 bytes; it must have none or 128");
+  JoinMessage join = SomeJoin();
+  join.gpu.device = kMaxGpus;
+  EXPECT_THAT(refusal(join), HasSubstr("JOIN: GPU is 1024, outside -1 to 1023"));
+  join = SomeJoin();
+  join.gpu.free_bytes = -1;
+  EXPECT_THAT(refusal(join), HasSubstr("JOIN: free bytes of the GPU is -1"));
+  WelcomeMessage welcome = SomeWelcome();
+  welcome.device = static_cast<RankDevice>(2);
+  EXPECT_THAT(refusal(welcome), HasSubstr("WELCOME: device"));
+  welcome = SomeWelcome();
+  welcome.chunk_tokens = int64_t{1} << 40;
+  EXPECT_THAT(refusal(welcome), HasSubstr("WELCOME: chunk tokens is 1099511627776"));
+  welcome = SomeWelcome();
+  welcome.device = RankDevice::kCuda;
+  EXPECT_EQ(refusal(welcome), "WELCOME: strict is there on the CPU alone");
+}
+
 TEST(ControlMessageTest, LongReasonsAreCut) {
   const auto decoded = Decode(EncodeControl(ByeMessage{std::string(100000, 'x')}));
   ASSERT_TRUE(decoded.ok());
@@ -247,6 +291,16 @@ TEST(MismatchTest, NamesWhatDiffers) {
   join = SomeJoin();
   join.best_isa = CpuIsa::kBaseline;
   EXPECT_THAT(JoinMismatch(leader, join), HasSubstr("compute.isa"));
+
+  // Where ranks compute on GPUs, that is what counts.
+  WelcomeMessage gpus = leader;
+  gpus.device = RankDevice::kCuda;
+  EXPECT_THAT(JoinMismatch(gpus, join), IsEmpty());
+  join.gpu = {};
+  join.gpu.name = "there is no driver";
+  EXPECT_EQ(JoinMismatch(gpus, join),
+            "ranks.backend: the leader's ranks compute on GPUs, this worker has none: there is no "
+            "driver");
 
   KvGeometry own = leader.geometry;
   EXPECT_THAT(GeometryMismatch(leader.geometry, own), IsEmpty());

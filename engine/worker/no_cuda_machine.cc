@@ -1,0 +1,7 @@
+#include "engine/worker/rank_machine.h"
+
+namespace ringfill {
+
+std::shared_ptr<const GpuMachines> CudaMachines() { return nullptr; }
+
+}  // namespace ringfill
