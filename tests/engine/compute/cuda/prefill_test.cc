@@ -148,6 +148,11 @@ TEST(Prefill, FirstVisibleTokens) {
              .run_tokens = {191}},
             options, "dim " + std::to_string(dim));
   }
+  // The first token alone sees the first tile.
+  GpuQueryOptions alone = options;
+  alone.begin = {0, 64, 64, 64, 64, 64, 129, 191};
+  Compare({.type = Element::kBF16, .head_dim = 64, .page_tokens = 16, .run_tokens = {191}}, alone,
+          "alone");
   // All of the item's rows begin late: the tiles before are not even read.
   GpuQueryOptions late = options;
   late.begin.assign(8, 150);
