@@ -354,7 +354,7 @@ void WorkerRoster::OnReady(WorkerPeer& peer, const ReadyMessage& ready) {
        {"threads", ready.threads},
        {"cores", ready.cores},
        {"gpu", ring_.device == RankDevice::kCuda ? peer.join_.gpu.name : "none"}});
-  if (!options_.start_workers) CheckThreads(peer);
+  if (!options_.start_workers && ring_.device == RankDevice::kCpu) CheckThreads(peer);
   changed_.SignalAll();
 }
 
