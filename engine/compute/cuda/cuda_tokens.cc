@@ -24,8 +24,10 @@ constexpr int64_t kHiddenBlock = 16;
 constexpr size_t kLeastListBytes = size_t{256} << 10;
 // Of a layer.
 constexpr int kStages = 4;
-// The room for a RoundHeader before a part of kQkv.
+// The room for a RoundHeader before a part of kQkv. Its words must be aligned in every rank's part,
+// also where a slice has an odd number of columns.
 constexpr int64_t kHeaderFloats = sizeof(RoundHeader) / sizeof(float);
+constexpr int64_t kHeaderAlignment = sizeof(uint64_t) / sizeof(float);
 
 // Where a fault was seen, as one number that is not 0, and back.
 unsigned PlaceOf(int layer, Device::TokenStage stage) {
@@ -71,8 +73,11 @@ size_t CudaTokens::StageBytes(const ModelConfig& config, Device::TokenStage stag
       floats = config.width;
       break;
   }
-  const int64_t head = stage == Device::TokenStage::kQkv ? kHeaderFloats : 0;
-  return static_cast<size_t>(head + PaddedTokens(tokens) * floats) * sizeof(float);
+  floats *= PaddedTokens(tokens);
+  if (stage == Device::TokenStage::kQkv) {
+    floats = kHeaderFloats + (floats + kHeaderAlignment - 1) / kHeaderAlignment * kHeaderAlignment;
+  }
+  return static_cast<size_t>(floats) * sizeof(float);
 }
 
 absl::Status CudaTokens::ReserveScratch() {
@@ -272,16 +277,18 @@ absl::Status CudaTokens::LaunchAttend(int layer, const float* gathered, float* s
   auto* const qkv = reinterpret_cast<float*>(rank_.qkv.data());
   const cudaStream_t stream = rank_.stream.get();
   const int64_t stride = LargestSlice(qkv_width, 1, batch_->ranks);
-  RF_RETURN_IF_ERROR(rank_.Check(gpu::JoinSlices({.gathered = gathered + kHeaderFloats,
-                                                  .part_stride = kHeaderFloats + rows() * stride,
-                                                  .ranks = batch_->ranks,
-                                                  .tokens = rows(),
-                                                  .width = qkv_width,
-                                                  .stride = stride,
-                                                  .add = false,
-                                                  .out = qkv},
-                                                 stream),
-                                 "JoinSlices"));
+  const size_t part = StageBytes(config_, Stage::kQkv, batch_->tokens(), batch_->ranks);
+  RF_RETURN_IF_ERROR(
+      rank_.Check(gpu::JoinSlices({.gathered = gathered + kHeaderFloats,
+                                   .part_stride = static_cast<int64_t>(part / sizeof(float)),
+                                   .ranks = batch_->ranks,
+                                   .tokens = rows(),
+                                   .width = qkv_width,
+                                   .stride = stride,
+                                   .add = false,
+                                   .out = qkv},
+                                  stream),
+                  "JoinSlices"));
   RF_RETURN_IF_ERROR(
       rank_.Check(gpu::RotateAndStore({.q = qkv,
                                        .k = qkv + config_.q_width(),

@@ -140,6 +140,9 @@ RF_KERNEL void Stray(Sample sample, float* data) {
     case Sample::kMisaligned:
       Store(data + 1, Load<float4>(data + 1));
       break;
+    case Sample::kMisalignedWord:
+      data[0] = static_cast<float>(*reinterpret_cast<const unsigned long long*>(data + 1));
+      break;
     case Sample::kTraps:
       if (last) Trap();
       break;

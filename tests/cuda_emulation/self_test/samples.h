@@ -36,9 +36,10 @@ enum class Sample {
   kReadBeyond,  // one past the end of `data`
   kWriteBeyond,
   kWriteBefore,
-  kSharedBeyond,   // one past the end of a shared array
-  kDynamicBeyond,  // one past the dynamic part
-  kMisaligned,
+  kSharedBeyond,    // one past the end of a shared array
+  kDynamicBeyond,   // one past the dynamic part
+  kMisaligned,      // sixteen bytes at once
+  kMisalignedWord,  // eight, read as any variable is
   kTraps,
   kReadsFreshShared,  // writes what shared memory held at the start
   kReadsTable,        // a constant table

@@ -112,6 +112,8 @@ TEST_F(Samples, StrayPointers) {
   ExpectFound(Sample::kDynamicBeyond, "not inside one array of shared memory");
 }
 
+TEST_F(Samples, MisalignedWord) { ExpectFound(Sample::kMisalignedWord, "is not aligned"); }
+
 TEST_F(Samples, HostPointer) {
   ResetWith(1);
   const std::vector<float> host(4, 1.0f);
