@@ -41,8 +41,9 @@ void Fiber::Init(std::byte* stack, size_t bytes, size_t reserved) {
 }
 
 void Fiber::Start(Entry entry, void* argument) {
-  // What an abandoned function left poisoned; one that returned cleaned up behind itself.
-  if (started_ && !done_) Unpoison(stack_, bytes_ - reserved_);
+  // What an abandoned function left poisoned, or whatever had this memory before; a function that
+  // returned cleaned up behind itself.
+  if (!started_ || !done_) Unpoison(stack_, bytes_ - reserved_);
   entry_ = entry;
   argument_ = argument;
   started_ = true;
