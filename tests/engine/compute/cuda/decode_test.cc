@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <functional>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -12,8 +13,10 @@ namespace ringfill::gpu {
 namespace {
 
 HostStates RunDecode(const GpuQueries& queries, const DecodePlan& plan, int kv_heads, int dim,
-                     int unused = 0) {
+                     int unused = 0, const std::function<void(AttentionArgs&)>& change = {}) {
   const DeviceStates states(queries.start());
+  AttentionArgs attention = queries.Args(states.arrays());
+  if (change) change(attention);
   const DeviceStates parts(static_cast<size_t>(plan.parts * kv_heads * kDecodeRows), dim);
   std::vector<DecodeWork> work = plan.work;
   std::vector<MergeWork> merge = plan.merge;
@@ -22,7 +25,7 @@ HostStates RunDecode(const GpuQueries& queries, const DecodePlan& plan, int kv_h
   merge.resize(merge.size() + static_cast<size_t>(unused));
   const DeviceArray<DecodeWork> device_work(work);
   const DeviceArray<MergeWork> device_merge(merge);
-  EXPECT_EQ(AttendDecode({.attention = queries.Args(states.arrays()),
+  EXPECT_EQ(AttendDecode({.attention = attention,
                           .work = device_work.data(),
                           .works = static_cast<int>(work.size()),
                           .parts = parts.arrays(),
@@ -136,6 +139,37 @@ TEST(Decode, SplitsOfAnyLength) {
     plan.merge.push_back({0, 4, 0, static_cast<int32_t>(plan.parts)});
     HostStates got = RunDecode(queries, plan, 1, dim);
     ExpectStatesNear(Element::kBF16, got, want, "dim " + std::to_string(dim));
+  }
+}
+
+// With and without a table, whole and split.
+TEST(Decode, OffsetsAre64Bit) {
+  constexpr int64_t kKeys = FarPages::kPages * 16;
+  const GpuKv near({.type = Element::kBF16,
+                    .head_dim = 64,
+                    .kv_heads = 1,
+                    .page_tokens = 16,
+                    .run_tokens = {kKeys},
+                    .indexed = false});
+  FarPages far;
+  near.CopyTo(far);
+  const GpuQueries queries(near, {.group = 2, .run = {0, 0}, .visible = {33, kKeys}});
+  const DeviceArray<uint32_t> table(std::vector<uint32_t>{0, 1, 2, 3});
+  for (const int blocks : {1, 100}) {
+    const DecodePlan plan =
+        PlanDecode({{0, 2, 0, 0, kKeys}}, {.group = 2, .kv_heads = 1, .blocks = blocks});
+    const HostStates want = RunDecode(queries, plan, 1, 64);
+    for (const int64_t first : {int64_t{0}, int64_t{KvRunView::kConsecutive}}) {
+      const DeviceArray<KvRunView> run(std::vector<KvRunView>{{first, 0}});
+      const HostStates got = RunDecode(queries, plan, 1, 64, 0, [&](AttentionArgs& args) {
+        args.kv.base = far.base();
+        args.kv.page_stride = FarPages::kStride;
+        args.page_table = table.data();
+        args.runs = run.data();
+      });
+      EXPECT_EQ(got.max, want.max);
+      EXPECT_EQ(got.acc, want.acc);
+    }
   }
 }
 

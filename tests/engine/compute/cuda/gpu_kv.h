@@ -15,6 +15,7 @@
 #include "engine/compute/cuda/kernels/attention.h"
 #include "tests/engine/compute/cuda/device_array.h"
 #include "tests/engine/compute/cuda/elements.h"
+#include "tests/engine/compute/cuda/far_pages.h"
 
 namespace ringfill::gpu {
 
@@ -51,6 +52,15 @@ class GpuKv {
   }
   const uint32_t* table() const { return table_.data(); }
   const KvRunView* runs() const { return runs_.data(); }
+
+  // Its pages, in their order. REQUIRES: there are as many.
+  void CopyTo(FarPages& far) const {
+    ASSERT_EQ(pages_, FarPages::kPages);
+    for (int64_t i = 0; i < pages_; ++i) {
+      far.Write(i, {pool_.data() + i * stride_, static_cast<size_t>(stride_)},
+                cudaMemcpyDeviceToDevice);
+    }
+  }
 
   // [head_dim]
   const float* K(int run, int head, int64_t token) const { return At(k_, run, head, token); }

@@ -7,6 +7,7 @@
 #include "gtest/gtest.h"
 #include "kvcache/kv_geometry.h"
 #include "tests/engine/compute/cuda/device_array.h"
+#include "tests/engine/compute/cuda/far_pages.h"
 
 namespace ringfill::gpu {
 namespace {
@@ -93,6 +94,49 @@ TEST(StoreRows, PutsRowsOfAnInboxIntoPages) {
     }
     EXPECT_EQ(device_pool.Read(), pool) << head_dim;
   }
+}
+
+TEST(KvPages, OffsetsAre64Bit) {
+  constexpr int kDim = 64, kPageTokens = 16;
+  constexpr size_t kHeadBytes = kDim * 2;
+  const KvGeometry geometry = Geometry(kDim, kPageTokens);
+  FarPages far;
+  // The last page's layer, copied out.
+  const std::vector<std::byte> page = RandomBytes(geometry.PageBytes(), 5);
+  far.Write(3, page, cudaMemcpyHostToDevice);
+  const DeviceArray<uint32_t> last(std::vector<uint32_t>{3});
+  const DeviceArray<std::byte> shard(geometry.LayerBytes());
+  ASSERT_EQ(CopyPages({.pool = far.base(),
+                       .page_stride = FarPages::kStride,
+                       .layer_offset = static_cast<int64_t>(geometry.LayerOffset(1)),
+                       .layer_bytes = static_cast<int64_t>(geometry.LayerBytes()),
+                       .pages = last.data(),
+                       .count = 1,
+                       .shard = shard.data()},
+                      nullptr),
+            0);
+  const auto layer = page.begin() + static_cast<ptrdiff_t>(geometry.LayerOffset(1));
+  EXPECT_EQ(shard.Read(),
+            std::vector<std::byte>(layer, layer + static_cast<ptrdiff_t>(geometry.LayerBytes())));
+  // A row into it.
+  const std::vector<std::byte> row = RandomBytes(4 * kHeadBytes, 6);
+  const DeviceArray<std::byte> inbox(row);
+  const DeviceArray<KvTarget> targets(std::vector<KvTarget>{{3, 7, -1}});
+  ASSERT_EQ(StoreRows({.inbox = inbox.data(),
+                       .targets = targets.data(),
+                       .rows = 1,
+                       .kv_heads = 2,
+                       .head_dim = kDim,
+                       .pages = {far.base(), FarPages::kStride,
+                                 static_cast<int64_t>(geometry.KOffset(2, 0)),
+                                 static_cast<int64_t>(geometry.VOffset(2, 0)), kPageTokens}},
+                      nullptr),
+            0);
+  ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
+  EXPECT_EQ(far.Read(3, static_cast<int64_t>(geometry.KOffset(2, 0) + 7 * kHeadBytes), kHeadBytes),
+            std::vector<std::byte>(row.begin(), row.begin() + kHeadBytes));
+  EXPECT_EQ(far.Read(3, static_cast<int64_t>(geometry.VOffset(2, 1) + 7 * kHeadBytes), kHeadBytes),
+            std::vector<std::byte>(row.begin() + 3 * kHeadBytes, row.end()));
 }
 
 TEST(PoisonPages, FillsWholePagesAlone) {

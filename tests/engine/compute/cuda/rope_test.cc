@@ -12,6 +12,7 @@
 #include "gtest/gtest.h"
 #include "tests/engine/compute/cuda/device_array.h"
 #include "tests/engine/compute/cuda/elements.h"
+#include "tests/engine/compute/cuda/far_pages.h"
 
 namespace ringfill::gpu {
 namespace {
@@ -210,6 +211,37 @@ TEST(RotateAndStore, HalvesAreOptional) {
   args.targets = targets.data();
   ASSERT_EQ(RotateAndStore(args, nullptr), 0);
   EXPECT_TRUE(std::isfinite(FromBytes(Element::kBF16, pool.Read())[5 * 64]));
+}
+
+TEST(RotateAndStore, OffsetsAre64Bit) {
+  constexpr int64_t kBlock = 16 * 64 * 2;
+  const DeviceArray<float> rows(Normals(3 * 64, 3)), angles(Normals(64, 4));
+  const DeviceArray<std::byte> near(2 * kBlock);
+  FarPages far;
+  RotateAndStoreArgs args{};
+  args.q = rows.data();
+  args.k = rows.data() + 64;
+  args.v = rows.data() + 128;
+  args.q_stride = args.kv_stride = 192;
+  args.angles = angles.data();
+  args.rows = args.all_rows = 1;
+  args.kv_heads = args.group = 1;
+  args.head_dim = args.rope_dims = 64;
+  args.type = Element::kBF16;
+  const DeviceArray<KvTarget> here(std::vector<KvTarget>{{0, 5, -1}});
+  args.targets = here.data();
+  args.pages = {near.data(), 2 * kBlock, 0, kBlock, 16};
+  ASSERT_EQ(RotateAndStore(args, nullptr), 0);
+  const DeviceArray<KvTarget> there(std::vector<KvTarget>{{3, 5, -1}});
+  args.targets = there.data();
+  args.pages.base = far.base();
+  args.pages.page_stride = FarPages::kStride;
+  ASSERT_EQ(RotateAndStore(args, nullptr), 0);
+  const std::vector<std::byte> want = near.Read();
+  for (const int64_t offset : {int64_t{0}, kBlock}) {
+    const auto row = want.begin() + offset + 5 * 64 * 2;
+    EXPECT_EQ(far.Read(3, offset + 5 * 64 * 2, 64 * 2), std::vector<std::byte>(row, row + 64 * 2));
+  }
 }
 
 }  // namespace
