@@ -92,7 +92,7 @@ absl::StatusOr<std::unique_ptr<Connection>> WorkerProcess::CallLeader() {
   return connection;
 }
 
-JoinMessage WorkerProcess::MakeJoin() const {
+JoinMessage WorkerProcess::MakeJoin(const WorkerGpu& gpu) const {
   JoinMessage join;
   join.version = options_.version;
   join.rank = options_.rank;
@@ -105,7 +105,7 @@ JoinMessage WorkerProcess::MakeJoin() const {
   join.host = options_.host;
   join.boot_id = options_.boot_id;
   join.pid = getpid();
-  join.gpu = LookAtGpu();
+  join.gpu = gpu;
   return join;
 }
 
@@ -118,6 +118,8 @@ WorkerGpu WorkerProcess::LookAtGpu() const {
 
 std::optional<WorkerEnd> WorkerProcess::RunSession() {
   const bool too_late = Clock::Real().Now() >= give_up_at_;
+  // Before the leader waits for what follows: the first look at a GPU may take seconds.
+  const WorkerGpu gpu = LookAtGpu();
   absl::StatusOr<std::unique_ptr<Connection>> connection = CallLeader();
   if (!connection.ok()) {
     const bool final = absl::IsUnauthenticated(connection.status()) ||
@@ -144,7 +146,7 @@ std::optional<WorkerEnd> WorkerProcess::RunSession() {
     if (stopping_) return WorkerEnd::kGoodbye;
     session_ = &session;
   }
-  const WorkerSession::End end = session.Run(MakeJoin());
+  const WorkerSession::End end = session.Run(MakeJoin(gpu));
   {
     MutexLock lock(&mutex_);
     session_ = nullptr;

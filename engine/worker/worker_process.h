@@ -69,7 +69,7 @@ class WorkerProcess {
   // One connection, from JOIN to its end; nothing: it is worth trying again.
   std::optional<WorkerEnd> RunSession();
   absl::StatusOr<std::unique_ptr<Connection>> CallLeader();
-  JoinMessage MakeJoin() const;
+  JoinMessage MakeJoin(const WorkerGpu& gpu) const;
   WorkerGpu LookAtGpu() const;
   // False when Stop was called meanwhile.
   bool Pause(Duration time);

@@ -230,6 +230,7 @@ NcclLane::TransferPtr NcclLane::Start(const NcclMove& move, std::vector<EventPtr
   }
   held_.fetch_add(1);
   hold_->Post([this, transfer] {
+    (void)cudaSetDevice(device_);  // as in Watch
     if (AwaitOnHost(*transfer)) Queue(transfer);
     held_.fetch_sub(1);
   });
@@ -291,7 +292,7 @@ absl::Status NcclLane::QueueMove(const NcclMove& move) {
   if (move.send.empty() && move.recv.empty()) return absl::OkStatus();
   ncclResult_t result = ncclGroupStart();
   const auto call = [&result](ncclResult_t called) {
-    if (result == ncclSuccess) result = called;
+    if (result == ncclSuccess || result == ncclInProgress) result = called;
   };
   if (move.label.kind == OpKind::kAllGather) {
     call(ncclAllGather(move.send.data(), move.recv.data(), move.send.size(), ncclUint8, comm_,
@@ -332,6 +333,8 @@ void NcclLane::AnchorTrace(NcclRecord& record) {
 // ---- NcclLane: watching
 
 void NcclLane::Watch() {
+  // Calls of a thread that chose no device give the process a context on the first one.
+  (void)cudaSetDevice(device_);
   bool stop = false;
   while (!stop) {
     if (abort_->aborted()) return EndAll();

@@ -143,7 +143,7 @@ class CublasProducts final : public Products {
     }
     (void)cublasLtMatmulPreferenceDestroy(preference);
     RF_RETURN_IF_ERROR(status);
-    if (found == 0) {
+    if (found == 0 || result.state != CUBLAS_STATUS_SUCCESS) {
       return absl::InternalError(absl::StrCat("cuBLASLt has no algorithm on device ", device_,
                                               " for ", p.rows, " x ", p.n, " x ", p.k));
     }

@@ -184,7 +184,9 @@ Bf16* CudaWeights::PlaceOf(int layer) const {
 absl::StatusOr<CudaWeights::Layer> CudaWeights::ForLayer(int layer) {
   const LayerWeights& w = model_.layers()[static_cast<size_t>(layer)];
   Bf16* const at = PlaceOf(layer);
-  if (layer >= resident_ && std::exchange(place_holds_[(layer - resident_) % 2], layer) != layer) {
+  if (layer >= resident_ && place_holds_[(layer - resident_) % 2] != layer) {
+    int& holds = place_holds_[(layer - resident_) % 2];
+    holds = -1;  // an expansion that fails leaves neither layer
     const StoredLayer& stored = stored_[static_cast<size_t>(layer - resident_)];
     const std::vector<const WeightMatrix*> matrices = MatricesOf(w);
     Bf16* to = at;
@@ -193,6 +195,7 @@ absl::StatusOr<CudaWeights::Layer> CudaWeights::ForLayer(int layer) {
           Expand(*matrices[i], stored.buffer.data() + stored.offsets[i], matrices[i]->rows, to));
       to += Weights(*matrices[i]);
     }
+    holds = layer;
   }
   Layer out;
   const auto* const norms = reinterpret_cast<const float*>(norms_.data());

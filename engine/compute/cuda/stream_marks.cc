@@ -120,7 +120,8 @@ bool StreamMarks::Poll() {
 }
 
 void StreamMarks::Take(const StreamSegment& segment) {
-  if (segment.waited != nullptr) {
+  // Behind a failure there may be nobody left to end the wait but whoever looks here.
+  if (segment.waited != nullptr && status().ok()) {
     const absl::Status waited = segment.waited->Await(segment.wait_deadline);
     if (!waited.ok()) Fail(waited);
   }

@@ -2,6 +2,7 @@
 // process of its own each would run them, here as threads, because emulated GPUs and their NCCL are
 // those of one process.
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -59,10 +60,15 @@ class WorkerThread {
   std::thread thread_;
 };
 
-// The leader's, with the ids that it gave out.
+// Notes the ids that the leader gives out, and when a worker looks at its GPU.
 class NotedMachines final : public GpuMachines {
  public:
-  absl::StatusOr<WorkerGpu> Look(int device) const override { return real_->Look(device); }
+  explicit NotedMachines(std::function<void()> on_look = {}) : on_look_(std::move(on_look)) {}
+
+  absl::StatusOr<WorkerGpu> Look(int device) const override {
+    if (on_look_) on_look_();
+    return real_->Look(device);
+  }
   absl::StatusOr<std::unique_ptr<RankMachine>> Make(std::shared_ptr<const Model> model,
                                                     const WelcomeMessage& welcome,
                                                     const WorkerGpu& gpu) const override {
@@ -80,6 +86,7 @@ class NotedMachines final : public GpuMachines {
   }
 
  private:
+  const std::function<void()> on_look_;
   const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
   mutable Mutex mutex_;
   mutable std::vector<std::string> ids_ ABSL_GUARDED_BY(mutex_);
@@ -274,6 +281,26 @@ TEST_F(GpuProcessTest, FormingIsGivenUpWhenAnotherAttemptComes) {
   EXPECT_LT(Clock::Real().Now() - before, std::chrono::seconds(15));  // half of an attempt's time
   ExpectRight(RandomPrompt(40, tiny_.vocab, 7), (*client)->Finish(), 3);
   cuda_emulation::ReleaseNccl(2);
+}
+
+// Starting CUDA may take longer than the leader bears silence.
+TEST_F(GpuProcessTest, TheGpuIsLookedAtBeforeTheLeaderWaits) {
+  const auto proxy = FaultProxy::Start(address_);
+  std::atomic<int> looks{0};
+  std::atomic<int64_t> said_before{0};
+  const auto noted = std::make_shared<NotedMachines>([&] {
+    ++looks;
+    said_before = proxy->bytes();
+  });
+  StartRing(1, [&](WorkerOptions& worker) {
+    worker.leader = proxy->address();
+    worker.gpus = noted;
+  });
+  ExpectRight(40, 3);
+  EXPECT_GE(looks, 1);
+  EXPECT_EQ(said_before, 0);
+  ring_.reset();
+  workers_.clear();
 }
 
 TEST_F(GpuProcessTest, AWorkerWithoutAGpuIsRefusedByName) {
