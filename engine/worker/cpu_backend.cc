@@ -23,7 +23,8 @@ class CpuBackend final : public RankBackend {
                                                         .spin_rounds = options_.spin_rounds,
                                                         .make_stream = options_.make_stream});
   }
-  absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t epoch) override {
+  absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t epoch,
+                                 const std::function<bool()>&) override {
     const auto ranks = static_cast<int>(members.size());
     if (options_.make_group) return options_.make_group(ranks, epoch);
     return MakeLocalGroup(ranks, *options_.clock);

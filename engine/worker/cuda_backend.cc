@@ -32,12 +32,13 @@ class GpuBackend final : public RankBackend {
                         CudaDevice::Make(model_, ranks_[static_cast<size_t>(rank)]));
     return device;
   }
-  absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t) override {
+  absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t,
+                                 const std::function<bool()>& while_waiting) override {
     // One rank alone has nobody to talk to.
     if (members.size() == 1) return MakeLocalGroup(1);
     std::vector<int> devices;
     for (const int rank : members) devices.push_back(ranks_[static_cast<size_t>(rank)].gpu.index);
-    return MakeNcclGroup(devices, Clock::Real().Now() + kFormLimit);
+    return MakeNcclGroup(devices, Clock::Real().Now() + kFormLimit, while_waiting);
   }
   void StartEpoch(int) override {}
 
@@ -65,13 +66,13 @@ CudaMemoryOptions MemoryOptions(const CudaBackendOptions& o, const CudaGpu& gpu)
 absl::StatusOr<CudaBackend> MakeCudaBackend(std::shared_ptr<const Model> model,
                                             const CudaBackendOptions& options) {
   RF_ASSIGN_OR_RETURN(const std::vector<CudaGpu> all, ListGpus());
-  RF_ASSIGN_OR_RETURN(const std::vector<CudaGpu> gpus,
-                      PickGpus(all, options.devices, options.ranks));
+  RF_ASSIGN_OR_RETURN(std::vector<CudaGpu> gpus, PickGpus(all, options.devices, options.ranks));
   RF_RETURN_IF_ERROR(CheckCublas());
   RF_RETURN_IF_ERROR(CudaDevice::CheckModel(model->config()));
   CudaBackend out;
   std::vector<CudaRankOptions> ranks;
-  for (const CudaGpu& gpu : gpus) {
+  for (CudaGpu& gpu : gpus) {
+    RF_RETURN_IF_ERROR(LookAtMemory(gpu));
     RF_ASSIGN_OR_RETURN(const CudaMemoryPlan plan,
                         PlanCudaMemory(*model, MemoryOptions(options, gpu)));
     CudaRankOptions rank;

@@ -31,7 +31,9 @@ class RankBackend {
   virtual absl::StatusOr<std::unique_ptr<Device>> MakeDevice(int rank) = 0;
   // Ends of a new group of the ranks that first had these numbers; those of the group before are
   // gone.
-  virtual absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t epoch) = 0;
+  // `while_waiting`: as Workers::Reform's.
+  virtual absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t epoch,
+                                         const std::function<bool()>& while_waiting) = 0;
   // A new epoch of `ranks`. REQUIRES: no device runs an operation.
   virtual void StartEpoch(int ranks) = 0;
 };

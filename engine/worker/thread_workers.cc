@@ -48,7 +48,8 @@ class ThreadWorkers final : public Workers {
 
   absl::Status MakeDevices();
   // A group of the ranks that are not lost; finds out which are.
-  absl::StatusOr<RankBackend::Ends> FormGroup(uint64_t epoch);
+  absl::StatusOr<RankBackend::Ends> FormGroup(uint64_t epoch,
+                                              const std::function<bool()>& while_waiting);
   // Marks ranks whose devices are lost; whether there are new ones.
   bool NoteLost();
   void DropLost();
@@ -145,10 +146,10 @@ ThreadWorkers::~ThreadWorkers() {
 }
 
 absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
-                                                       const std::function<bool()>&) {
+                                                       const std::function<bool()>& while_waiting) {
   // The old group's ends go together.
   for (auto& at : ranks_) at->comm.reset();
-  absl::StatusOr<RankBackend::Ends> formed = FormGroup(epoch);
+  absl::StatusOr<RankBackend::Ends> formed = FormGroup(epoch, while_waiting);
   formed_ = formed.ok();
   if (!formed_) {
     retry_at_ = clock_.Now() + retry_pause_;
@@ -173,7 +174,8 @@ absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,
   return from;
 }
 
-absl::StatusOr<RankBackend::Ends> ThreadWorkers::FormGroup(uint64_t epoch) {
+absl::StatusOr<RankBackend::Ends> ThreadWorkers::FormGroup(
+    uint64_t epoch, const std::function<bool()>& while_waiting) {
   NoteLost();
   for (;;) {
     std::vector<int> members;
@@ -181,7 +183,7 @@ absl::StatusOr<RankBackend::Ends> ThreadWorkers::FormGroup(uint64_t epoch) {
       if (!at->lost) members.push_back(at->first_rank);
     }
     if (members.empty()) return absl::UnavailableError("every rank is lost");
-    absl::StatusOr<RankBackend::Ends> ends = backend_->MakeGroup(members, epoch);
+    absl::StatusOr<RankBackend::Ends> ends = backend_->MakeGroup(members, epoch, while_waiting);
     // A device that dies now fails all: the others try again without it.
     if (ends.ok() || !NoteLost()) return ends;
   }

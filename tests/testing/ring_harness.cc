@@ -128,7 +128,7 @@ void RingHarness::Reform() {
   for (OneRank& at : ranks_) at.comm.reset();
   std::vector<int> members(ranks_.size());
   std::iota(members.begin(), members.end(), 0);
-  absl::StatusOr<RankBackend::Ends> ends = backend_->MakeGroup(members, epoch_);
+  absl::StatusOr<RankBackend::Ends> ends = backend_->MakeGroup(members, epoch_, nullptr);
   RF_CHECK(ends.ok());
   for (size_t r = 0; r < ranks_.size(); ++r) ranks_[r].comm = std::move((*ends)[r]);
   for (OneRank& at : ranks_) at.rank->Join(at.comm.get());

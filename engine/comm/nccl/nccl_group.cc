@@ -1,6 +1,7 @@
 #include "engine/comm/nccl/nccl_group.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -16,6 +17,8 @@ namespace {
 
 // Of each rank's part of a gather on the host, what goes at once.
 constexpr size_t kPieceBytes = 16 << 10;
+// Between two calls of `while_waiting`.
+constexpr Duration kCallerPause = std::chrono::milliseconds(2);
 
 // Buffers of GatherOnHost: on the device, and pinned ones on the host. Made before and freed after
 // all transfers, because CUDA may wait for all GPUs in either.
@@ -185,12 +188,13 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
-    const std::vector<int>& devices, Instant deadline) {
+    const std::vector<int>& devices, Instant deadline, const std::function<bool()>& while_waiting) {
   RF_CHECK(!devices.empty());
   RF_ASSIGN_OR_RETURN(const NcclId id, NewNcclId());
   const auto abort = std::make_shared<NcclAbort>();
   const size_t ranks = devices.size();
   std::vector<std::unique_ptr<Communicator>> ends(ranks);
+  std::atomic<size_t> done{0};
   std::vector<std::thread> threads;
   // Joining and the first transfer between two ranks wait for the other one.
   for (size_t r = 0; r < ranks; ++r) {
@@ -206,7 +210,14 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
       } else {
         abort->Abort(end.status());
       }
+      ++done;
     });
+  }
+  while (while_waiting && done < ranks && !abort->aborted()) {
+    if (!while_waiting()) {
+      abort->Abort(absl::CancelledError("told to stop while the ring was formed"));
+    }
+    std::this_thread::sleep_for(kCallerPause);
   }
   for (std::thread& thread : threads) thread.join();
   RF_RETURN_IF_ERROR(abort->status());

@@ -36,10 +36,12 @@ using NcclId = std::array<std::byte, 128>;
 absl::StatusOr<NcclId> NewNcclId();
 
 // Ranks 0, 1, ... of this process, rank r on CUDA device devices[r]. Ends must be destroyed
-// together, as those of a local group. UNAVAILABLE, INTERNAL or DEADLINE_EXCEEDED when NCCL does
-// not start.
+// together, as those of a local group. Meanwhile calls `while_waiting`, where given, on this
+// thread, and ends with CANCELLED when that says false. UNAVAILABLE, INTERNAL or DEADLINE_EXCEEDED
+// when NCCL does not start.
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
-    const std::vector<int>& devices, Instant deadline);
+    const std::vector<int>& devices, Instant deadline,
+    const std::function<bool()>& while_waiting = nullptr);
 
 // One rank of a group of processes; all call it at about the same time with the same id.
 struct NcclRankOptions {

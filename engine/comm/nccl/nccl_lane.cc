@@ -254,17 +254,24 @@ void NcclLane::Queue(const TransferPtr& transfer) {
     const absl::Status status = event->Await(Instant::max());
     if (!status.ok()) return abort_->Abort(status);
   }
+  // Before the lock, which events of this lane's transfers take.
+  std::vector<cudaEvent_t> after;
+  for (const EventPtr& event : transfer->after_) {
+    const cudaEvent_t cuda_event = event == nullptr ? nullptr : CudaEventOf(event);
+    if (cuda_event != nullptr) after.push_back(cuda_event);
+  }
   absl::StatusOr<std::optional<NcclRecord>> record;
   {
     MutexLock lock(&mutex_);
     if (comm_ == nullptr || abort_->aborted()) return;  // the watch ends it
-    record = QueueLocked(*transfer);
+    record = QueueLocked(*transfer, after);
   }
   if (!record.ok()) return abort_->Abort(record.status());
   if (record->has_value()) transfer->SetQueued(*std::move(*record));
 }
 
-absl::StatusOr<std::optional<NcclRecord>> NcclLane::QueueLocked(const NcclTransfer& transfer) {
+absl::StatusOr<std::optional<NcclRecord>> NcclLane::QueueLocked(
+    const NcclTransfer& transfer, const std::vector<cudaEvent_t>& after) {
   RF_RETURN_IF_CUDA_ERROR(device_, cudaSetDevice(device_));
   NcclRecord record;
   RF_ASSIGN_OR_RETURN(record.start, CudaEventHandle::Make(CudaEventHandle::Timing::kOn));
@@ -275,11 +282,8 @@ absl::StatusOr<std::optional<NcclRecord>> NcclLane::QueueLocked(const NcclTransf
   } else {
     record.trace = nullptr;
   }
-  for (const EventPtr& event : transfer.after_) {
-    const cudaEvent_t cuda_event = event == nullptr ? nullptr : CudaEventOf(event);
-    if (cuda_event != nullptr) {
-      RF_RETURN_IF_CUDA_ERROR(device_, cudaStreamWaitEvent(stream_, cuda_event, 0));
-    }
+  for (const cudaEvent_t event : after) {
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaStreamWaitEvent(stream_, event, 0));
   }
   RF_RETURN_IF_CUDA_ERROR(device_, cudaEventRecord(record.start.get(), stream_));
   RF_RETURN_IF_ERROR(QueueMove(transfer.move_));

@@ -81,7 +81,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   bool AwaitOnHost(const NcclTransfer& transfer);
   void Queue(const TransferPtr& transfer);
   // Null when the communicator was aborted meanwhile.
-  absl::StatusOr<std::optional<NcclRecord>> QueueLocked(const NcclTransfer& transfer)
+  absl::StatusOr<std::optional<NcclRecord>> QueueLocked(const NcclTransfer& transfer,
+                                                        const std::vector<cudaEvent_t>& after)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status QueueMove(const NcclMove& move) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void AnchorTrace(NcclRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

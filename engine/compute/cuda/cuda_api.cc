@@ -54,8 +54,6 @@ absl::StatusOr<CudaGpu> ReadGpu(int index) {
   gpu.major = properties.major;
   gpu.minor = properties.minor;
   gpu.processors = properties.multiProcessorCount;
-  RF_RETURN_IF_CUDA_ERROR(index, cudaSetDevice(index));
-  RF_RETURN_IF_CUDA_ERROR(index, cudaMemGetInfo(&gpu.free_bytes, &gpu.total_bytes));
   return gpu;
 }
 
@@ -99,6 +97,12 @@ absl::StatusOr<std::vector<CudaGpu>> ListGpus() {
   return gpus;
 }
 
+absl::Status LookAtMemory(CudaGpu& gpu) {
+  RF_RETURN_IF_CUDA_ERROR(gpu.index, cudaSetDevice(gpu.index));
+  RF_RETURN_IF_CUDA_ERROR(gpu.index, cudaMemGetInfo(&gpu.free_bytes, &gpu.total_bytes));
+  return absl::OkStatus();
+}
+
 absl::StatusOr<CudaGpu> FindGpu(int index) {
   RF_ASSIGN_OR_RETURN(const int count, CountGpus());
   if (index < 0 || index >= count) {
@@ -107,6 +111,7 @@ absl::StatusOr<CudaGpu> FindGpu(int index) {
   }
   RF_ASSIGN_OR_RETURN(CudaGpu gpu, ReadGpu(index));
   RF_RETURN_IF_ERROR(CheckAge(gpu));
+  RF_RETURN_IF_ERROR(LookAtMemory(gpu));
   return gpu;
 }
 

@@ -41,9 +41,12 @@ std::string Describe(const CudaGpu& gpu);
 // What kernels are built for, at least.
 inline constexpr int kLeastMajor = 8;
 
-// Every GPU that the process may use; at least one. FAILED_PRECONDITION without driver or GPU.
+// Every GPU that the process may use, at least one; their memory is not looked at, because each
+// whose memory is keeps some of it for the process. FAILED_PRECONDITION without driver or GPU.
 absl::StatusOr<std::vector<CudaGpu>> ListGpus();
-// One of them. The others are not looked at: each that is keeps some of its memory for the process.
+// Fills in free_bytes and total_bytes.
+absl::Status LookAtMemory(CudaGpu& gpu);
+// One of them, with its memory.
 // INVALID_ARGUMENT when there is no such GPU, else as ListGpus and PickGpus; INTERNAL when it fails
 // every call.
 absl::StatusOr<CudaGpu> FindGpu(int index);

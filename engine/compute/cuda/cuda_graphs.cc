@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "engine/compute/cuda/cuda_api.h"
 
 namespace ringfill {
@@ -50,11 +51,19 @@ absl::StatusOr<CudaGraphs::Captured> CudaGraphs::Capture(
 
 absl::Status CudaGraphs::Run(const Key& key, cudaStream_t stream,
                              const std::function<absl::Status()>& launches) {
-  if (current_ == nullptr || !current_->seen_before) return launches();
+  if (given_up_ || current_ == nullptr || !current_->seen_before) return launches();
   auto at = current_->graphs.find(key.place);
   if (at == current_->graphs.end() || at->second.key != key) {
-    RF_ASSIGN_OR_RETURN(Captured captured, Capture(key, stream, launches));
-    at = current_->graphs.insert_or_assign(key.place, std::move(captured)).first;
+    absl::StatusOr<Captured> captured = Capture(key, stream, launches);
+    if (!captured.ok()) {
+      (void)cudaGetLastError();
+      RF_RETURN_IF_ERROR(launches());
+      Log(LogLevel::kWarning, "decode goes on without CUDA graphs",
+          {{"gpu", device_}, {"why", captured.status().ToString()}});
+      given_up_ = true;
+      return absl::OkStatus();
+    }
+    at = current_->graphs.insert_or_assign(key.place, *std::move(captured)).first;
   }
   ++replayed_;
   return CudaStatus(cudaGraphLaunch(at->second.graph.get(), stream), "cudaGraphLaunch", device_);

@@ -32,7 +32,8 @@ class CudaGraphs {
 
   // Runs `launches`, or a graph of them. Under one shape and key they are the same launches, of
   // kernels, copies and memsets on the device alone. Addresses that the shape leaves open are part
-  // of the key; a graph is kept for each `place`.
+  // of the key; a graph is kept for each `place`. What cannot be captured runs plainly, and so does
+  // all that comes after it.
   struct Key {
     int place;
     const void* in;
@@ -65,6 +66,7 @@ class CudaGraphs {
   std::list<OfShape> shapes_;  // the one used last comes first; bounded, see kMostShapes
   OfShape* current_ = nullptr;
   int64_t replayed_ = 0;
+  bool given_up_ = false;
 };
 
 }  // namespace ringfill

@@ -7,6 +7,7 @@
 #include <thread>
 #include <tuple>
 
+#include "base/log.h"
 #include "engine/compute/cuda/cuda_api.h"
 #include "engine/compute/cuda/cuda_device.h"
 #include "engine/compute/cuda/cuda_graphs.h"
@@ -293,6 +294,26 @@ TEST_F(CudaGraphsTest, AFailedCaptureLeavesTheStreamUsable) {
   EXPECT_EQ(status.message(), "a launch failed");
   EXPECT_TRUE(Run(key, 6));
   EXPECT_EQ(Value(), 6);
+}
+
+TEST_F(CudaGraphsTest, WhatCannotBeCapturedRunsPlainlyFromThenOn) {
+  SetLogLevel(LogLevel::kError);
+  const CudaGraphs::Key key{};
+  graphs_.Begin({1});
+  graphs_.Begin({1});
+  int calls = 0;
+  const auto launches = [&] {
+    ++calls;
+    // Not while a stream captures.
+    return CudaStatus(cudaStreamSynchronize(stream_->get()), "cudaStreamSynchronize", 0);
+  };
+  EXPECT_TRUE(graphs_.Run(key, stream_->get(), launches).ok());
+  EXPECT_EQ(calls, 2);
+  EXPECT_TRUE(graphs_.Run(key, stream_->get(), launches).ok());
+  EXPECT_EQ(calls, 3);
+  EXPECT_TRUE(Run(key, 6));
+  EXPECT_EQ(Value(), 6);
+  EXPECT_EQ(graphs_.replayed(), 0);
 }
 
 // cuBLASLt's products and the plain ones against sums in double, with slices as decode cuts them.

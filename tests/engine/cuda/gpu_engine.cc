@@ -18,9 +18,10 @@ class WatchedBackend final : public RankBackend {
   absl::StatusOr<std::unique_ptr<Device>> MakeDevice(int rank) override {
     return backend_->MakeDevice(rank);
   }
-  absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t epoch) override {
+  absl::StatusOr<Ends> MakeGroup(const std::vector<int>& members, uint64_t epoch,
+                                 const std::function<bool()>& while_waiting) override {
     if (before_forming_) before_forming_(epoch);
-    return backend_->MakeGroup(members, epoch);
+    return backend_->MakeGroup(members, epoch, while_waiting);
   }
   void StartEpoch(int ranks) override { backend_->StartEpoch(ranks); }
 

@@ -133,6 +133,28 @@ absl::Status OrderedRounds(Communicator& comm) {
   return comm.Barrier(Soon());
 }
 
+// What the second sends is what the first brings.
+absl::Status OneAfterTheOther(Communicator& comm) {
+  ComputeStream compute(comm.rank());
+  const Buffer mine(comm, 500), next(comm, 500), last(comm, 500);
+  compute.Set(mine, comm.rank() + 1);
+  const TransferPtr first = comm.StartExchange(
+      ExchangeOf(Next(comm), Previous(comm), mine, next, Soon(), {compute.Record()}));
+  const TransferPtr second =
+      comm.StartExchange(ExchangeOf(Next(comm), Previous(comm), next, last, Soon(), {first}));
+  RF_RETURN_IF_ERROR(second->Await(Soon()));
+  const int from = (comm.rank() + 2 * (comm.size() - 1)) % comm.size();
+  if (!AllAre(last, from + 1)) comm.Abort(absl::InternalError("wrong bytes"));
+  return comm.Barrier(Soon());
+}
+
+TEST_F(NcclTest, ATransferMayComeAfterAnotherOne) {
+  for (uint64_t seed = 1; seed <= 5; ++seed) {
+    ResetEmulation(seed);
+    ExpectAllOk(LocalRing::SpawnOver([](int n) { return MakeGroup(n); }, 3, OneAfterTheOther));
+  }
+}
+
 TEST_F(NcclTest, EventsAloneOrderComputeAndTransfers) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     ResetEmulation(seed);
@@ -317,6 +339,15 @@ TEST_F(NcclTest, MeetingEndsWhenToldTo) {
   for (const absl::Status& status : statuses) {
     EXPECT_EQ(status.code(), absl::StatusCode::kCancelled) << status;
   }
+}
+
+TEST_F(NcclTest, WhoeverFormsAGroupIsServedMeanwhileAndMayStop) {
+  cuda_emulation::HoldNccl(1);
+  int calls = 0;
+  const auto group = MakeNcclGroup({0, 1}, Instant::max(), [&calls] { return ++calls < 5; });
+  EXPECT_EQ(group.status().code(), absl::StatusCode::kCancelled) << group.status();
+  EXPECT_EQ(calls, 5);
+  cuda_emulation::ReleaseNccl(1);
 }
 
 TEST_F(NcclTest, NobodyIsToldToStopOnceTheGroupHasFormed) {
