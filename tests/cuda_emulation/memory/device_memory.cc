@@ -125,6 +125,8 @@ void DeviceMemory::Map(int device, const Allocation& allocation, bool open) {
 }
 
 void DeviceMemory::Unmap(const Allocation& allocation) {
+  // Another allocation may come to lie here.
+  Unpoison(allocation.base + allocation.bytes, allocation.mapped_bytes() - allocation.bytes);
   void* at = mmap(allocation.base, allocation.mapped_bytes(), PROT_NONE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   RF_CHECK(at == allocation.base);
