@@ -45,14 +45,14 @@ function(ringfill_library name)
 endfunction()
 
 # ringfill_test(NAME SRCS a_test.cc ... DEPS lib ... [ALONE b_test.cc ...] [LABELS l ...]
-# [TIMEOUT seconds] [SANITIZED_FILTER filter] [THREADS_FILTER filter]): one GoogleTest program,
-# known to ctest as a single test. SANITIZED_FILTER says which of many alike cases run in sanitized
-# builds, which are ten times as slow. The label serial says that the thread sanitizer has nothing
-# to see there, since no case starts a thread of its own; its tree leaves the program out.
-# THREADS_FILTER says which cases start threads, where few do.
+# [TIMEOUT seconds] [FILTER filter] [SANITIZED_FILTER filter] [THREADS_FILTER filter]): one
+# GoogleTest program, known to ctest as a single test. FILTER says which of many alike cases run;
+# SANITIZED_FILTER which do in sanitized builds, which are ten times as slow. The label serial says
+# that the thread sanitizer has nothing to see there, since no case starts a thread of its own; its
+# tree leaves the program out. THREADS_FILTER says which cases start threads, where few do.
 function(ringfill_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT;SANITIZED_FILTER;THREADS_FILTER" "SRCS;DEPS;ALONE;LABELS"
-                        ${ARGN})
+  cmake_parse_arguments(ARG "" "TIMEOUT;FILTER;SANITIZED_FILTER;THREADS_FILTER"
+                        "SRCS;DEPS;ALONE;LABELS" ${ARGN})
   set_source_files_properties(${ARG_ALONE} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
   add_executable(${name} ${ARG_SRCS})
   target_link_libraries(${name} PRIVATE ringfill_compiler ${ARG_DEPS} GTest::gmock GTest::gtest
@@ -63,7 +63,7 @@ function(ringfill_test name)
     set(ARG_TIMEOUT 300)
   endif()
   set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
-  set(filter "")
+  set(filter "${ARG_FILTER}")
   if(RINGFILL_SANITIZE)
     set(filter "${ARG_SANITIZED_FILTER}")
   endif()

@@ -124,12 +124,16 @@ TEST_P(GpuDocumentsTest, InOtherLayoutsAndReplicated) {
   }
 }
 
+std::string DocumentsName(const testing::TestParamInfo<std::tuple<int, bool>>& param) {
+  return absl::StrCat(std::get<0>(param.param), std::get<1>(param.param) ? "_library" : "_kernels");
+}
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuDocumentsTest,
-                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Bool()),
-                         [](const auto& param) {
-                           return absl::StrCat(std::get<0>(param.param),
-                                               std::get<1>(param.param) ? "_library" : "_kernels");
-                         });
+                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Values(false)),
+                         DocumentsName);
+INSTANTIATE_TEST_SUITE_P(SomeGpus, GpuDocumentsTest,
+                         testing::Combine(testing::Values(GpuCounts().size() < 2 ? 1 : 2),
+                                          testing::Values(true)),
+                         DocumentsName);
 
 }  // namespace
 }  // namespace ringfill

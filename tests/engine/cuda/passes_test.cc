@@ -16,15 +16,15 @@ constexpr int64_t kPrefix = 21;
 constexpr RingStrategy kStrategies[] = {RingStrategy::kPassKv, RingStrategy::kGatherKv,
                                         RingStrategy::kPassQ, RingStrategy::kOrdered};
 
-class GpuPassesTest : public testing::TestWithParam<std::tuple<int, int>> {
+class GpuPassesTest : public testing::TestWithParam<std::tuple<int, bool>> {
  protected:
   GpuPassesTest() {
-    ResetGpus(ranks(), static_cast<uint64_t>(std::get<1>(GetParam())));
+    ResetGpus(ranks(), library() ? 2 : 1);
     OfferFusedAttention(library());
   }
   int ranks() const { return std::get<0>(GetParam()); }
-  // Prefill attention by the kernels alone under one seed, beside a library's under the other.
-  bool library() const { return std::get<1>(GetParam()) % 2 == 0; }
+  // Prefill attention by the kernels alone, or beside a library's.
+  bool library() const { return std::get<1>(GetParam()); }
 };
 
 const PassTestModel& GpuText() {
@@ -106,12 +106,18 @@ TEST_P(GpuPassesTest, DecodesBesideChunks) {
   }
 }
 
+std::string PassesName(const testing::TestParamInfo<std::tuple<int, bool>>& param) {
+  return absl::StrCat(std::get<0>(param.param), "gpus_",
+                      std::get<1>(param.param) ? "library" : "kernels");
+}
 INSTANTIATE_TEST_SUITE_P(Gpus, GpuPassesTest,
-                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Values(1, 2)),
-                         [](const auto& param) {
-                           return absl::StrCat(std::get<0>(param.param), "gpus_seed",
-                                               std::get<1>(param.param));
-                         });
+                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Values(false)),
+                         PassesName);
+// What is beside the library's does not depend on the number of them.
+INSTANTIATE_TEST_SUITE_P(SomeGpus, GpuPassesTest,
+                         testing::Combine(testing::Values(GpuCounts().size() < 3 ? 1 : 3),
+                                          testing::Values(true)),
+                         PassesName);
 
 // A sample under many orders of streams, threads and transfers.
 class GpuSeedsTest : public testing::TestWithParam<int> {};

@@ -1,10 +1,9 @@
 """What nvcc makes of the kernels, without a GPU.
 
-Usage: machine_code_test.py budgets|instructions NVCC [CUOBJDUMP]
+Usage: machine_code_test.py NVCC [CUOBJDUMP]
 
-budgets: no kernel spills, and each stays within its line of kernel_budgets.txt.
-instructions: attention multiplies on tensor cores, loads their operands by ldmatrix and fills its
-tiles by asynchronous copies.
+No kernel spills, and each stays within its line of kernel_budgets.txt; attention multiplies on
+tensor cores, loads their operands by ldmatrix and fills its tiles by asynchronous copies.
 Exits with 77 (skipped) where a tool is missing.
 """
 
@@ -21,7 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 KERNELS = ROOT / "engine/compute/cuda/kernels"
 TABLE = pathlib.Path(__file__).with_name("kernel_budgets.txt")
-ARCHITECTURES = ("80", "90a", "100")
+ARCHITECTURES = ("80", "90a")
 SKIPPED = 77
 # What must be found in every kernel of these files: tensor-core products, ldmatrix, cp.async.
 INSTRUCTIONS = {
@@ -61,20 +60,7 @@ def compile_kernels(nvcc, source, architecture, folder):
     return cubin, result.stdout + result.stderr
 
 
-def for_each_kernel_file(nvcc, work, stems=None):
-    """work(source, architecture, cubin, log) for every file and architecture; their results."""
-    sources = [path for path in sorted(KERNELS.glob("*.cu")) if stems is None or path.stem in stems]
-    if not sources:
-        sys.exit(f"no kernels in {KERNELS}")
-    with tempfile.TemporaryDirectory() as folder:
-        def one(job):
-            return work(*job, *compile_kernels(nvcc, *job, folder))
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            jobs = [(source, arch) for source in sources for arch in ARCHITECTURES]
-            return [item for part in pool.map(one, jobs) for item in part]
-
-
-def used(_, architecture, __, log):
+def used(architecture, log):
     """(kernel, architecture, registers, static shared bytes, spilled bytes) of each kernel."""
     out = []
     for part in re.split(r"(?=ptxas info\s*: Compiling entry function)", log)[1:]:
@@ -116,11 +102,10 @@ def matches(pattern, kernel):
     return re.fullmatch(re.escape(pattern).replace(r"\*", ".*"), kernel) is not None
 
 
-def check_budgets(nvcc):
+def check_budgets(rows):
     table = read_table()
     dynamic = dynamic_shared_bytes()
     problems, seen = [], set()
-    rows = for_each_kernel_file(nvcc, used)
     for kernel, architecture, registers, shared, spilled in sorted(rows):
         key = re.fullmatch(r"(\w+)<\w+, (\d+)>", kernel)
         if key:
@@ -161,40 +146,53 @@ def find_cuobjdump(given):
     return None
 
 
-def check_instructions(nvcc, cuobjdump):
-    def work(source, architecture, cubin, _):
+def check_instructions(stem, architecture, kernels):
+    problems = [] if kernels else [f"{stem} sm_{architecture}: no machine code"]
+    for kernel, code in kernels.items():
+        if kernel in WITHOUT_PRODUCTS:
+            continue
+        counts = {name: len(re.findall(re.escape(name), code)) for name in INSTRUCTIONS[stem]}
+        print(f"{kernel:40} sm_{architecture:4} {counts}")
+        problems += [f"{kernel} sm_{architecture}: no {name}"
+                     for name, count in counts.items() if count == 0]
+        if re.search(r"\b(STL|LDL)\b", code):
+            problems.append(f"{kernel} sm_{architecture}: touches local memory")
+    return problems
+
+
+def check(nvcc, cuobjdump):
+    """What is wrong, in lines; without cuobjdump of the budgets alone."""
+    sources = sorted(KERNELS.glob("*.cu"))
+    if not {path.stem for path in sources} >= INSTRUCTIONS.keys():
+        return [f"no attention kernels in {KERNELS}"]
+
+    def look_at(job):
+        source, architecture = job
+        cubin, log = compile_kernels(nvcc, source, architecture, folder)
         problems = []
-        kernels = disassemble(cuobjdump, cubin)
-        if not kernels:
-            problems.append(f"{source.name}: no machine code")
-        for kernel, code in kernels.items():
-            if kernel in WITHOUT_PRODUCTS:
-                continue
-            counts = {name: len(re.findall(re.escape(name), code))
-                      for name in INSTRUCTIONS[source.stem]}
-            print(f"{kernel:40} sm_{architecture:4} {counts}")
-            problems += [f"{kernel} sm_{architecture}: no {name}"
-                         for name, count in counts.items() if count == 0]
-            if re.search(r"\b(STL|LDL)\b", code):
-                problems.append(f"{kernel} sm_{architecture}: touches local memory")
-        return problems
-    return for_each_kernel_file(nvcc, work, INSTRUCTIONS)
+        if cuobjdump and source.stem in INSTRUCTIONS:
+            problems = check_instructions(source.stem, architecture, disassemble(cuobjdump, cubin))
+        return used(architecture, log), problems
+
+    with (tempfile.TemporaryDirectory() as folder,
+          concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool):
+        parts = list(pool.map(look_at, [(s, a) for s in sources for a in ARCHITECTURES]))
+    problems = check_budgets([row for rows, _ in parts for row in rows])
+    return problems + [problem for _, found in parts for problem in found]
 
 
 def main():
-    mode, nvcc = sys.argv[1:3]
+    nvcc = sys.argv[1]
     if not shutil.which(nvcc):
         skip("no nvcc")
-    if mode == "budgets":
-        problems = check_budgets(nvcc)
-    else:
-        cuobjdump = find_cuobjdump(sys.argv[3] if len(sys.argv) > 3 else None)
-        if cuobjdump is None:
-            skip("no cuobjdump (in the CUDA toolkit, or pip install nvidia-cuda-cuobjdump "
-                 "nvidia-cuda-nvdisasm)")
-        problems = check_instructions(nvcc, cuobjdump)
+    cuobjdump = find_cuobjdump(sys.argv[2] if len(sys.argv) > 2 else None)
+    problems = check(nvcc, cuobjdump)
     print("\n".join(problems))
-    sys.exit(1 if problems else 0)
+    if problems:
+        sys.exit(1)
+    if cuobjdump is None:
+        skip("instructions not looked at: no cuobjdump (in the CUDA toolkit, or "
+             "pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm)")
 
 
 if __name__ == "__main__":
