@@ -525,8 +525,9 @@ TEST(CudaDeviceTest, ALostDeviceGivesBuffersThatNothingTouches) {
 }
 
 TEST(CudaWeightsTest, LayersExpandedInTurnGiveTheSameBits) {
-  const std::pair<WeightType, CudaWeightsPlan> cases[] = {
-      {WeightType::kF32, {3, true}}, {WeightType::kQ4_0, {2, false}}, {WeightType::kQ8_0, {2, true}}};
+  const std::pair<WeightType, CudaWeightsPlan> cases[] = {{WeightType::kF32, {3, true}},
+                                                          {WeightType::kQ4_0, {2, false}},
+                                                          {WeightType::kQ8_0, {2, true}}};
   for (const auto& [type, plan] : cases) {
     TinyModelOptions tiny = GpuTinyModel();
     tiny.layers = 5;
