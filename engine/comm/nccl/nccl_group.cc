@@ -190,6 +190,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
     const std::vector<int>& devices, Instant deadline, const std::function<bool()>& while_waiting) {
   RF_CHECK(!devices.empty());
+  // Between ranks of one process NCCL's kernels use the buffers of both ends directly. It opens to
+  // them what cudaMalloc gave, and no stream-ordered memory.
+  RF_RETURN_IF_ERROR(OpenMemoryToPeers(devices));
   RF_ASSIGN_OR_RETURN(const NcclId id, NewNcclId());
   const auto abort = std::make_shared<NcclAbort>();
   const size_t ranks = devices.size();

@@ -15,6 +15,7 @@ void NcclFaults::Reset() {
   RF_CHECK(counters_.live == 0);
   held_ = {};
   broken_ = {};
+  separate_ = false;
   counters_ = {};
 }
 
@@ -36,6 +37,16 @@ void NcclFaults::Break(int device, bool broken) {
 bool NcclFaults::IsBroken(int device) {
   MutexLock lock(&mutex_);
   return broken_.at(static_cast<size_t>(device));
+}
+
+void NcclFaults::Separate() {
+  MutexLock lock(&mutex_);
+  separate_ = true;
+}
+
+bool NcclFaults::AreSeparate() {
+  MutexLock lock(&mutex_);
+  return separate_;
 }
 
 void NcclFaults::Count(uint64_t NcclCounters::*counter, int64_t by) {
@@ -67,6 +78,7 @@ void MendNccl(int device) {
   Runtime::Get().Change([] {});
 }
 
+void SeparateNcclRanks() { NcclFaults::Get().Separate(); }
 void ResetNccl() { NcclFaults::Get().Reset(); }
 NcclCounters GetNcclCounters() { return NcclFaults::Get().counters(); }
 

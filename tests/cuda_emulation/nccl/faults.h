@@ -20,6 +20,8 @@ class NcclFaults {
   bool IsHeld(int device);
   void Break(int device, bool broken);
   bool IsBroken(int device);
+  void Separate();
+  bool AreSeparate();
   void Count(uint64_t NcclCounters::*counter, int64_t by = 1);
   NcclCounters counters();
 
@@ -27,6 +29,7 @@ class NcclFaults {
   Mutex mutex_;
   std::array<bool, kMaxDevices> held_ ABSL_GUARDED_BY(mutex_) = {};
   std::array<bool, kMaxDevices> broken_ ABSL_GUARDED_BY(mutex_) = {};
+  bool separate_ ABSL_GUARDED_BY(mutex_) = false;
   NcclCounters counters_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -34,10 +34,11 @@ std::vector<std::unique_ptr<Communicator>> MakeGroup(int ranks, Instant deadline
   return MakeNcclGroup(devices, deadline).value();
 }
 
-void ResetEmulation(uint64_t seed, int devices = 4) {
+void ResetEmulation(uint64_t seed, int devices = 4, bool peers = true) {
   cuda_emulation::Options options;
   options.devices = devices;
   options.seed = seed;
+  options.peers = peers;
   cuda_emulation::Reset(options);
   cuda_emulation::ResetNccl();
 }
@@ -162,6 +163,12 @@ TEST_F(NcclTest, EventsAloneOrderComputeAndTransfers) {
     EXPECT_EQ(cuda_emulation::LastReport(), "");
     EXPECT_EQ(cuda_emulation::GetNcclCounters().aborted, 3u) << "one for each end of the group";
   }
+}
+
+// NCCL moves bytes through the host then.
+TEST_F(NcclTest, GpusThatDoNotReachEachOtherAreAGroupToo) {
+  ResetEmulation(1, 4, false);
+  ExpectAllOk(LocalRing::SpawnOver([](int n) { return MakeGroup(n); }, 3, OrderedRounds));
 }
 
 TEST_F(NcclTest, TransferBehindAHostEventIsOnTheGpuOnlyThen) {
