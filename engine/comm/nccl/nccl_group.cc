@@ -15,6 +15,9 @@
 namespace ringfill {
 namespace {
 
+// cmake/RingfillNccl.cmake asks the same of the headers, and says why.
+constexpr int kLeastVersion = NCCL_VERSION(2, 25, 0);
+
 // Of each rank's part of a gather on the host, what goes at once.
 constexpr size_t kPieceBytes = 16 << 10;
 // Between two calls of `while_waiting`.
@@ -168,9 +171,25 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& opt
   return end;
 }
 
+std::string VersionText(int code) {
+  // NCCL_VERSION's, from 2.9 on and before.
+  const int major_unit = code >= 10000 ? 10000 : 1000;
+  return absl::StrCat(code / major_unit, ".", code % major_unit / 100, ".", code % 100);
+}
+
 }  // namespace
 
+absl::Status CheckNccl() {
+  int version = 0;
+  const ncclResult_t result = ncclGetVersion(&version);
+  if (result == ncclSuccess && version >= kLeastVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("NCCL ", VersionText(kLeastVersion), " or newer is needed and this is ",
+                   VersionText(version), ": install it or set ranks.backend: cpu"));
+}
+
 absl::StatusOr<NcclId> NewNcclId() {
+  RF_RETURN_IF_ERROR(CheckNccl());
   ncclUniqueId id;
   static_assert(sizeof(id) == sizeof(NcclId));
   const ncclResult_t result = ncclGetUniqueId(&id);

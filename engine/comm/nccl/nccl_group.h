@@ -31,6 +31,9 @@
 
 namespace ringfill {
 
+// FAILED_PRECONDITION when the library that the program runs with is older than it needs.
+absl::Status CheckNccl();
+
 // Names a group to be formed; made by one of its ranks and handed to all.
 using NcclId = std::array<std::byte, 128>;
 absl::StatusOr<NcclId> NewNcclId();

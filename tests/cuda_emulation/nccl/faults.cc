@@ -16,6 +16,7 @@ void NcclFaults::Reset() {
   held_ = {};
   broken_ = {};
   separate_ = false;
+  version_ = NCCL_VERSION_CODE;
   counters_ = {};
 }
 
@@ -37,6 +38,16 @@ void NcclFaults::Break(int device, bool broken) {
 bool NcclFaults::IsBroken(int device) {
   MutexLock lock(&mutex_);
   return broken_.at(static_cast<size_t>(device));
+}
+
+void NcclFaults::SetVersion(int version) {
+  MutexLock lock(&mutex_);
+  version_ = version;
+}
+
+int NcclFaults::version() {
+  MutexLock lock(&mutex_);
+  return version_;
 }
 
 void NcclFaults::Separate() {
@@ -79,6 +90,7 @@ void MendNccl(int device) {
 }
 
 void SeparateNcclRanks() { NcclFaults::Get().Separate(); }
+void SetNcclVersion(int version) { NcclFaults::Get().SetVersion(version); }
 void ResetNccl() { NcclFaults::Get().Reset(); }
 NcclCounters GetNcclCounters() { return NcclFaults::Get().counters(); }
 

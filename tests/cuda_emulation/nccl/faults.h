@@ -1,6 +1,8 @@
 // The injected faults and the counts of nccl_emulation.h.
 #pragma once
 
+#include <nccl.h>
+
 #include <array>
 #include <string>
 
@@ -20,6 +22,8 @@ class NcclFaults {
   bool IsHeld(int device);
   void Break(int device, bool broken);
   bool IsBroken(int device);
+  void SetVersion(int version);
+  int version();
   void Separate();
   bool AreSeparate();
   void Count(uint64_t NcclCounters::*counter, int64_t by = 1);
@@ -29,6 +33,7 @@ class NcclFaults {
   Mutex mutex_;
   std::array<bool, kMaxDevices> held_ ABSL_GUARDED_BY(mutex_) = {};
   std::array<bool, kMaxDevices> broken_ ABSL_GUARDED_BY(mutex_) = {};
+  int version_ ABSL_GUARDED_BY(mutex_) = NCCL_VERSION_CODE;
   bool separate_ ABSL_GUARDED_BY(mutex_) = false;
   NcclCounters counters_ ABSL_GUARDED_BY(mutex_);
 };

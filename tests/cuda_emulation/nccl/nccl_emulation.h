@@ -34,6 +34,9 @@ void MendNccl(int device);
 // shares itself.
 void SeparateNcclRanks();
 
+// What ncclGetVersion says.
+void SetNcclVersion(int version);
+
 // Forgets faults and counts. REQUIRES: no communicator is alive.
 void ResetNccl();
 

@@ -24,6 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int kSeeds = 20;
@@ -378,6 +379,21 @@ TEST_F(NcclTest, NobodyIsToldToStopOnceTheGroupHasFormed) {
   }
   for (std::thread& thread : threads) thread.join();
   ExpectAllOk(statuses);
+}
+
+TEST_F(NcclTest, AnOlderLibraryIsRefusedNamingBothVersions) {
+  EXPECT_TRUE(CheckNccl().ok());
+  for (const auto& [code, name] : {std::pair{22406, "2.24.6"}, {2708, "2.7.8"}}) {
+    cuda_emulation::SetNcclVersion(code);
+    for (const absl::Status& status :
+         {CheckNccl(), NewNcclId().status(), MakeNcclGroup({0, 1}, Soon()).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("NCCL 2.25.0 or newer"), HasSubstr(name)));
+    }
+  }
+  cuda_emulation::SetNcclVersion(22501);
+  EXPECT_TRUE(CheckNccl().ok());
 }
 
 TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
