@@ -92,7 +92,7 @@ class LaunchTask final : public Task {
 bool LaunchTask::Poll() {
   MutexLock lock(&clique_->mutex_);
   const Clique::Member& self = clique_->At(rank_);
-  if (self.left) return !Has(State::kMoving);
+  if (self.left) return !Has(State::kMoving) && !NcclFaults::Get().Lingers(self.device);
   if (!reached_) return !NcclFaults::Get().IsHeld(self.device);
   return Has(State::kReady) || AllDone();
 }
@@ -245,11 +245,6 @@ std::vector<int> Clique::devices() {
   std::vector<int> all;
   for (const Member& member : members_) all.push_back(member.device);
   return all;
-}
-
-bool Clique::IsRunning(int rank) {
-  MutexLock lock(&mutex_);
-  return !At(rank).running.empty();
 }
 
 void Clique::Leave(int rank) {

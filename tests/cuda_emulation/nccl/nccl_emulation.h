@@ -30,6 +30,15 @@ void BreakNccl(int device);
 // Those formed from now on are whole. REQUIRES: what BreakNccl broke is gone.
 void MendNccl(int device);
 
+// Calls of ncclCommAbort on communicators of `device` do not return until ReleaseNcclAborts.
+void HangNcclAborts(int device);
+void ReleaseNcclAborts(int device);
+
+// Operations of aborted communicators on `device` do not end until EndNccl: a GPU that is slow, or
+// hangs.
+void LetNcclLinger(int device);
+void EndNccl(int device);
+
 // Ranks of communicators stand for processes of their own, where NCCL goes through buffers that it
 // shares itself.
 void SeparateNcclRanks();

@@ -171,13 +171,6 @@ TEST_F(EmulatedNcclTest, AbortEndsWhatWaitsHereAloneAndTheHandleIsGone) {
   comm_[0] = nullptr;
 }
 
-TEST_F(EmulatedNcclTest, DestroyIsRefusedWhileOperationsRun) {
-  Recv(0, kBytes);
-  Settle(0);
-  Run();
-  EXPECT_EQ(ncclCommDestroy(comm_[0]), ncclInvalidUsage);
-}
-
 TEST_F(EmulatedNcclTest, BufferBeyondItsAllocationIsReported) {
   Recv(0, 3 * kBytes);
   Settle(0);
