@@ -475,9 +475,10 @@ TEST_F(NcclTest, NobodyIsToldToStopOnceTheGroupHasFormed) {
            }});
       absl::Status& status = statuses[static_cast<size_t>(r)];
       status = end.status();
-      for (int i = 0; i < 10 && status.ok(); ++i) {
+      for (int i = 0; i < 5 && status.ok(); ++i) {
         status = (*end)->Barrier(Soon());
         stop = true;  // both have formed
+        std::this_thread::sleep_for(milliseconds(5));
       }
     });
   }
