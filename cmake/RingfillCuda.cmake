@@ -1,6 +1,6 @@
 # Whether and how GPUs are supported.
 #
-#   RINGFILL_CUDA  AUTO      the CUDA backend where the toolkit, cuBLASLt and NCCL are found
+#   RINGFILL_CUDA  AUTO      the CUDA backend where the toolkit, cuBLASLt and NCCL are found, new enough
 #                  ON        the same, and an error where they are not
 #                  EMULATED  no CUDA backend, even where it could be built
 #                  OFF       nothing of it, the emulation in the tests neither
@@ -26,6 +26,8 @@ if(NOT RINGFILL_CUDA MATCHES "^(AUTO|ON|OFF|EMULATED)$")
   message(FATAL_ERROR "RINGFILL_CUDA is ${RINGFILL_CUDA}; it may be AUTO, ON, OFF or EMULATED")
 endif()
 
+include(${CMAKE_CURRENT_LIST_DIR}/RingfillNccl.cmake)
+
 set(RINGFILL_HAVE_CUDA OFF)
 set(RINGFILL_CUDA_MISSING "")
 # The sanitizers' builds run the kernels on the CPU.
@@ -42,6 +44,9 @@ if(RINGFILL_CUDA STREQUAL "ON" OR (RINGFILL_CUDA STREQUAL "AUTO" AND NOT RINGFIL
   endif()
   if(NOT RINGFILL_NCCL_INCLUDE OR NOT RINGFILL_NCCL_LIBRARY)
     list(APPEND RINGFILL_CUDA_MISSING "NCCL")
+  else()
+    ringfill_check_nccl(${RINGFILL_NCCL_INCLUDE}/nccl.h RINGFILL_NCCL_TOO_OLD)
+    list(APPEND RINGFILL_CUDA_MISSING ${RINGFILL_NCCL_TOO_OLD})
   endif()
   list(JOIN RINGFILL_CUDA_MISSING " and " RINGFILL_CUDA_MISSING)
   if(NOT RINGFILL_CUDA_MISSING)

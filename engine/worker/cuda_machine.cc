@@ -54,6 +54,7 @@ class CudaMachine final : public RankMachine {
 class CudaMachinesOfProcess final : public GpuMachines {
  public:
   absl::StatusOr<WorkerGpu> Look(int device) const override {
+    RF_RETURN_IF_ERROR(CheckNccl());
     RF_ASSIGN_OR_RETURN(const CudaGpu gpu, FindGpu(device));
     return WorkerGpu{.device = gpu.index,
                      .name = Describe(gpu),

@@ -50,10 +50,12 @@ struct ProcessWorkersOptions {
   // No attempt of a Reform, but for the first, begins later.
   Duration reform_limit = std::chrono::seconds(12);
   // Those of `form_timeout`, `most_form_timeout` and `reform_limit` are for connections; NCCL looks
-  // for paths between all GPUs first and takes seconds.
+  // for paths between all GPUs first and takes seconds. `least_attempt` bounds what failed ones
+  // leave behind: see NcclId.
   void AllowForNccl() {
     form_timeout = std::chrono::seconds(30);
     most_form_timeout = reform_limit = std::chrono::minutes(1);
+    least_attempt = std::chrono::seconds(10);
   }
   // Until ranks that could not form a ring are tried again, while nothing else asks for one;
   // doubles each time, up to half a minute.

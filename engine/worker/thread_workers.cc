@@ -143,6 +143,8 @@ ThreadWorkers::~ThreadWorkers() {
   for (auto& at : ranks_) {
     if (at->thread.joinable()) at->thread.join();
   }
+  // All ends before the first device: until then others may use its memory.
+  for (auto& at : ranks_) at->comm.reset();
 }
 
 absl::StatusOr<std::vector<int>> ThreadWorkers::Reform(uint64_t epoch,

@@ -18,6 +18,9 @@ struct Options {
   // What the devices say they are; limits are those of sm_90.
   int major = 9;
   int minor = 0;
+  // Whether they reach each other's memory (cudaDeviceCanAccessPeer). Kernels of the tests never
+  // do.
+  bool peers = true;
 };
 
 // The emulation starts with these on its first use: the defaults, with RINGFILL_CUDA_SEED,

@@ -9,50 +9,23 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "engine/comm/nccl/nccl_lane.h"
+#include "engine/comm/nccl/nccl_resources.h"
 #include "engine/compute/cuda/cuda_api.h"
 #include "engine/compute/cuda/cuda_event.h"
 
 namespace ringfill {
 namespace {
 
-// Of each rank's part of a gather on the host, what goes at once.
-constexpr size_t kPieceBytes = 16 << 10;
+// cmake/RingfillNccl.cmake asks the same of the headers, and says why.
+constexpr int kLeastVersion = NCCL_VERSION(2, 25, 0);
+
+constexpr size_t kPieceBytes = NcclResources::kPieceBytes;
 // Between two calls of `while_waiting`.
 constexpr Duration kCallerPause = std::chrono::milliseconds(2);
 
-// Buffers of GatherOnHost: on the device, and pinned ones on the host. Made before and freed after
-// all transfers, because CUDA may wait for all GPUs in either.
-class HostMessages {
- public:
-  explicit HostMessages(int device) : device_(device) {}
-  ~HostMessages() {
-    (void)cudaSetDevice(device_);
-    if (on_device_ != nullptr) (void)cudaFree(on_device_);
-    if (on_host_ != nullptr) (void)cudaFreeHost(on_host_);
-  }
-  HostMessages(const HostMessages&) = delete;
-  HostMessages& operator=(const HostMessages&) = delete;
-
-  absl::Status Make(int ranks) {
-    const size_t bytes = kPieceBytes * (static_cast<size_t>(ranks) + 1);
-    RF_RETURN_IF_CUDA_ERROR(device_, cudaSetDevice(device_));
-    RF_RETURN_IF_CUDA_ERROR(device_, cudaMalloc(reinterpret_cast<void**>(&on_device_), bytes));
-    RF_RETURN_IF_CUDA_ERROR(device_, cudaMallocHost(reinterpret_cast<void**>(&on_host_), bytes));
-    return absl::OkStatus();
-  }
-  std::byte* on_device() const { return on_device_; }
-  std::byte* on_host() const { return on_host_; }
-
- private:
-  const int device_;
-  std::byte* on_device_ = nullptr;
-  std::byte* on_host_ = nullptr;
-};
-
 class NcclCommunicator final : public Communicator {
  public:
-  NcclCommunicator(std::unique_ptr<HostMessages> messages, std::shared_ptr<NcclLane> lane)
-      : messages_(std::move(messages)), lane_(std::move(lane)) {}
+  explicit NcclCommunicator(std::shared_ptr<NcclLane> lane) : lane_(std::move(lane)) {}
   ~NcclCommunicator() override { lane_->Stop(); }
 
   int rank() const override { return lane_->rank(); }
@@ -91,7 +64,6 @@ class NcclCommunicator final : public Communicator {
   // Of at most kPieceBytes.
   absl::Status Gather(std::span<const std::byte> send, std::span<std::byte> recv, Instant deadline);
 
-  const std::unique_ptr<HostMessages> messages_;
   const std::shared_ptr<NcclLane> lane_;
 };
 
@@ -121,10 +93,10 @@ absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span
   const int device = lane_->device();
   const cudaStream_t stream = lane_->stream();
   RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
-  std::byte* const part = messages_->on_device();
+  std::byte* const part = lane_->resources().on_device();
   std::byte* const parts = part + send.size();
-  std::copy(send.begin(), send.end(), messages_->on_host());
-  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(part, messages_->on_host(), send.size(),
+  std::copy(send.begin(), send.end(), lane_->resources().on_host());
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(part, lane_->resources().on_host(), send.size(),
                                                   cudaMemcpyHostToDevice, stream));
   OpLabel label;
   label.kind = OpKind::kAllGather;
@@ -132,18 +104,18 @@ absl::Status NcclCommunicator::Gather(std::span<const std::byte> send, std::span
   RF_RETURN_IF_ERROR(
       lane_->Start({label, 0, 0, {part, send.size()}, {parts, recv.size()}}, {}, deadline)
           ->Await(Instant::max()));
-  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(messages_->on_host(), parts, recv.size(),
+  RF_RETURN_IF_CUDA_ERROR(device, cudaMemcpyAsync(lane_->resources().on_host(), parts, recv.size(),
                                                   cudaMemcpyDeviceToHost, stream));
   RF_ASSIGN_OR_RETURN(const CudaEventHandle copied,
                       CudaEventHandle::Make(CudaEventHandle::Timing::kOff));
   RF_RETURN_IF_CUDA_ERROR(device, cudaEventRecord(copied.get(), stream));
   RF_RETURN_IF_ERROR(AwaitCudaEvent(copied.get(), deadline));
-  std::copy_n(messages_->on_host(), recv.size(), recv.begin());
+  std::copy_n(lane_->resources().on_host(), recv.size(), recv.begin());
   return absl::OkStatus();
 }
 
 absl::Status NcclCommunicator::MeetAll(Instant deadline) {
-  std::byte* const bytes = messages_->on_device();
+  std::byte* const bytes = lane_->resources().on_device();
   for (int shift = 0; shift < size(); ++shift) {
     NcclMove move;
     move.label.kind = OpKind::kExchange;
@@ -159,18 +131,34 @@ absl::Status NcclCommunicator::MeetAll(Instant deadline) {
 absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& options,
                                                       std::shared_ptr<NcclAbort> abort) {
   RF_CHECK(options.rank >= 0 && options.rank < options.ranks);
-  auto messages = std::make_unique<HostMessages>(options.device);
-  RF_RETURN_IF_ERROR(messages->Make(options.ranks));
-  RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane, NcclLane::Form(options, std::move(abort)));
-  auto end = std::make_unique<NcclCommunicator>(std::move(messages), std::move(lane));
+  RF_ASSIGN_OR_RETURN(auto resources, NcclResources::Make(options.device, options.ranks));
+  RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane,
+                      NcclLane::Form(options, std::move(resources), std::move(abort)));
+  auto end = std::make_unique<NcclCommunicator>(std::move(lane));
   RF_RETURN_IF_ERROR(end->MeetAll(options.deadline));
   end->Formed();
   return end;
 }
 
+std::string VersionText(int code) {
+  // NCCL_VERSION's, from 2.9 on and before.
+  const int major_unit = code >= 10000 ? 10000 : 1000;
+  return absl::StrCat(code / major_unit, ".", code % major_unit / 100, ".", code % 100);
+}
+
 }  // namespace
 
+absl::Status CheckNccl() {
+  int version = 0;
+  const ncclResult_t result = ncclGetVersion(&version);
+  if (result == ncclSuccess && version >= kLeastVersion) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("NCCL ", VersionText(kLeastVersion), " or newer is needed and this is ",
+                   VersionText(version), ": install it or set ranks.backend: cpu"));
+}
+
 absl::StatusOr<NcclId> NewNcclId() {
+  RF_RETURN_IF_ERROR(CheckNccl());
   ncclUniqueId id;
   static_assert(sizeof(id) == sizeof(NcclId));
   const ncclResult_t result = ncclGetUniqueId(&id);
@@ -190,6 +178,9 @@ absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
     const std::vector<int>& devices, Instant deadline, const std::function<bool()>& while_waiting) {
   RF_CHECK(!devices.empty());
+  // Between ranks of one process NCCL's kernels use the buffers of both ends directly. It opens to
+  // them what cudaMalloc gave, and no stream-ordered memory.
+  RF_RETURN_IF_ERROR(OpenMemoryToPeers(devices));
   RF_ASSIGN_OR_RETURN(const NcclId id, NewNcclId());
   const auto abort = std::make_shared<NcclAbort>();
   const size_t ranks = devices.size();

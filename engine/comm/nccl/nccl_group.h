@@ -15,11 +15,13 @@
 //
 // A thread per rank watches what is under way, and aborts the communicator at a deadline, at an
 // error of NCCL or of the GPU, and when the group was aborted. A transfer that failed so is done
-// when the GPU has let go of its buffers. Between processes an abort ends this rank's waits alone:
-// others learn of it from whoever is told of the failed step, or at their deadlines.
+// when the GPUs of this process have let go of its buffers. Between processes an abort ends this
+// rank's waits alone: others learn of it from whoever is told of the failed step, or at their
+// deadlines.
 #pragma once
 
 #include <array>
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <memory>
@@ -31,7 +33,12 @@
 
 namespace ringfill {
 
-// Names a group to be formed; made by one of its ranks and handed to all.
+// FAILED_PRECONDITION when the library that the program runs with is older than it needs.
+absl::Status CheckNccl();
+
+// Names a group to be formed; made by one of its ranks and handed to all. NCCL listens for them in
+// the process that made it, with a thread and a socket that last until all ranks have come: an
+// attempt in which one never does keeps them for good. Whoever tries again and again does it slowly.
 using NcclId = std::array<std::byte, 128>;
 absl::StatusOr<NcclId> NewNcclId();
 
@@ -51,6 +58,9 @@ struct NcclRankOptions {
   Instant deadline;  // for the whole call
   // Asked every few milliseconds: the call ends with CANCELLED. Empty: never.
   std::function<bool()> stopped = {};
+  // For NCCL and the GPU to let go when the end goes or is aborted. Then what they use is left to
+  // them for as long as they take, but for the buffers of transfers, which the caller has back.
+  Duration end_limit = std::chrono::seconds(10);
 };
 absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions& options);
 

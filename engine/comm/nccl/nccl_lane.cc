@@ -13,11 +13,11 @@
 namespace ringfill {
 namespace {
 
-// How often the watch looks while something is under way.
+// How often the watch looks while something is under way, and whoever waits for NCCL to join or for
+// the GPU to come to rest.
 constexpr Duration kLook = std::chrono::milliseconds(2);
+// At first, of who waits for a transfer.
 constexpr Duration kPause = std::chrono::microseconds(20);
-// A GPU whose kernels do not end this long after an abort is given up.
-constexpr Duration kLongestAbort = std::chrono::seconds(10);
 
 absl::Status NcclFailed(const char* what, int rank, int device, ncclResult_t result,
                         const char* detail) {
@@ -113,9 +113,10 @@ cudaEvent_t NcclTransfer::cuda_event() const {
 
 // ---- NcclLane: forming
 
-absl::StatusOr<std::shared_ptr<NcclLane>> NcclLane::Form(const NcclRankOptions& options,
-                                                         std::shared_ptr<NcclAbort> abort) {
-  auto lane = std::make_shared<NcclLane>(options, std::move(abort));
+absl::StatusOr<std::shared_ptr<NcclLane>> NcclLane::Form(
+    const NcclRankOptions& options, std::shared_ptr<const NcclResources> resources,
+    std::shared_ptr<NcclAbort> abort) {
+  auto lane = std::make_shared<NcclLane>(options, std::move(resources), std::move(abort));
   const absl::Status status = lane->Open(options);
   if (status.ok()) {
     lane->StartWatch();
@@ -126,22 +127,21 @@ absl::StatusOr<std::shared_ptr<NcclLane>> NcclLane::Form(const NcclRankOptions& 
   return lane->abort().status();
 }
 
-NcclLane::NcclLane(const NcclRankOptions& options, std::shared_ptr<NcclAbort> abort)
+NcclLane::NcclLane(const NcclRankOptions& options, std::shared_ptr<const NcclResources> resources,
+                   std::shared_ptr<NcclAbort> abort)
     : rank_(options.rank),
       ranks_(options.ranks),
       device_(options.device),
+      end_limit_(options.end_limit),
       abort_(std::move(abort)),
+      resources_(std::move(resources)),
       stopped_(options.stopped),
       hold_(std::make_unique<Lane>()) {}
 
-NcclLane::~NcclLane() { RF_CHECK(stream_ == nullptr); }
+NcclLane::~NcclLane() { RF_CHECK(resources_ == nullptr); }
 
 absl::Status NcclLane::Open(const NcclRankOptions& options) {
   RF_RETURN_IF_CUDA_ERROR(device_, cudaSetDevice(device_));
-  int least = 0, greatest = 0;
-  RF_RETURN_IF_CUDA_ERROR(device_, cudaDeviceGetStreamPriorityRange(&least, &greatest));
-  RF_RETURN_IF_CUDA_ERROR(device_,
-                          cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, greatest));
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
   ncclUniqueId id;
@@ -169,7 +169,7 @@ absl::Status NcclLane::AwaitReady(Instant deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", rank_, ", GPU ", device_, ": not all of ", ranks_, " ranks joined over NCCL"));
     }
-    std::this_thread::sleep_for(kPause);
+    std::this_thread::sleep_for(kLook);
   }
 }
 
@@ -283,12 +283,12 @@ absl::StatusOr<std::optional<NcclRecord>> NcclLane::QueueLocked(
     record.trace = nullptr;
   }
   for (const cudaEvent_t event : after) {
-    RF_RETURN_IF_CUDA_ERROR(device_, cudaStreamWaitEvent(stream_, event, 0));
+    RF_RETURN_IF_CUDA_ERROR(device_, cudaStreamWaitEvent(stream(), event, 0));
   }
-  RF_RETURN_IF_CUDA_ERROR(device_, cudaEventRecord(record.start.get(), stream_));
+  RF_RETURN_IF_CUDA_ERROR(device_, cudaEventRecord(record.start.get(), stream()));
   RF_RETURN_IF_ERROR(QueueMove(transfer.move_));
   if (comm_ == nullptr) return std::nullopt;
-  RF_RETURN_IF_CUDA_ERROR(device_, cudaEventRecord(record.end.get(), stream_));
+  RF_RETURN_IF_CUDA_ERROR(device_, cudaEventRecord(record.end.get(), stream()));
   return record;
 }
 
@@ -300,13 +300,13 @@ absl::Status NcclLane::QueueMove(const NcclMove& move) {
   };
   if (move.label.kind == OpKind::kAllGather) {
     call(ncclAllGather(move.send.data(), move.recv.data(), move.send.size(), ncclUint8, comm_,
-                       stream_));
+                       stream()));
   } else {
     if (!move.send.empty()) {
-      call(ncclSend(move.send.data(), move.send.size(), ncclUint8, move.to, comm_, stream_));
+      call(ncclSend(move.send.data(), move.send.size(), ncclUint8, move.to, comm_, stream()));
     }
     if (!move.recv.empty()) {
-      call(ncclRecv(move.recv.data(), move.recv.size(), ncclUint8, move.from, comm_, stream_));
+      call(ncclRecv(move.recv.data(), move.recv.size(), ncclUint8, move.from, comm_, stream()));
     }
   }
   call(ncclGroupEnd());
@@ -323,9 +323,9 @@ absl::Status NcclLane::QueueMove(const NcclMove& move) {
 }
 
 void NcclLane::AnchorTrace(NcclRecord& record) {
-  if (cudaStreamQuery(stream_) == cudaSuccess) {
+  if (cudaStreamQuery(stream()) == cudaSuccess) {
     absl::StatusOr<CudaEventHandle> event = CudaEventHandle::Make(CudaEventHandle::Timing::kOn);
-    if (event.ok() && cudaEventRecord(event->get(), stream_) == cudaSuccess) {
+    if (event.ok() && cudaEventRecord(event->get(), stream()) == cudaSuccess) {
       anchored_at_ = Clock::Real().Now();
       anchor_ = std::make_shared<CudaEventHandle>(*std::move(event));
     }
@@ -403,7 +403,7 @@ void NcclLane::CheckCommunicator() {
     MutexLock lock(&mutex_);
     if (comm_ == nullptr || under_way_.empty()) return;
     const ncclResult_t state = AsyncState();
-    const cudaError_t error = cudaStreamQuery(stream_);
+    const cudaError_t error = cudaStreamQuery(stream());
     if (error != cudaSuccess && error != cudaErrorNotReady) {
       status = CudaStatus(error, "a transfer", device_);
     } else if (state != ncclSuccess && state != ncclInProgress) {
@@ -414,13 +414,30 @@ void NcclLane::CheckCommunicator() {
 }
 
 void NcclLane::EndAll() {
+  const Instant until = Clock::Real().Now() + end_limit_;
   ncclComm_t comm;
   {
     MutexLock lock(&mutex_);
+    if (ended_) return;
     comm = std::exchange(comm_, nullptr);
   }
-  if (comm != nullptr) (void)ncclCommAbort(comm);
-  AwaitStream();
+  // Also where nothing failed: ncclCommDestroy wants ncclCommFinalize, and both wait for peers.
+  bool rests = comm == nullptr || EndsInTime(
+                                      [comm, device = device_, resources = resources_] {
+                                        (void)cudaSetDevice(device);
+                                        (void)ncclCommAbort(comm);
+                                      },
+                                      until);
+  rests = rests && AwaitStream(until);
+  if (!rests) {
+    left_behind_ = true;
+    Log(LogLevel::kError,
+        "NCCL or a GPU does not let go of aborted transfers; their communicator is left behind",
+        {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
+  } else if (!abort_->Rest(this, until)) {
+    Log(LogLevel::kError, "another GPU may still use the buffers of aborted transfers",
+        {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
+  }
   std::deque<TransferPtr> ended;
   {
     MutexLock lock(&mutex_);
@@ -430,16 +447,12 @@ void NcclLane::EndAll() {
   for (const TransferPtr& transfer : ended) (void)transfer->Look();
 }
 
-void NcclLane::AwaitStream() {
-  const Instant until = Clock::Real().Now() + kLongestAbort;
-  while (stream_ != nullptr && cudaStreamQuery(stream_) == cudaErrorNotReady) {
-    if (Clock::Real().Now() >= until) {
-      Log(LogLevel::kError, "a GPU does not let go of the buffers of aborted transfers",
-          {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(kLongestAbort)}});
-      return;
-    }
-    std::this_thread::sleep_for(kPause);
+bool NcclLane::AwaitStream(Instant until) {
+  while (cudaStreamQuery(stream()) == cudaErrorNotReady) {
+    if (Clock::Real().Now() >= until) return false;
+    std::this_thread::sleep_for(kLook);
   }
+  return true;
 }
 
 void NcclLane::Stop() {
@@ -462,17 +475,15 @@ void NcclLane::Stop() {
     watch_wakeup_.Signal();
   }
   if (watch_.joinable()) watch_.join();
+  EndAll();
   abort_->Leave(this);
-  if (abort_->aborted()) EndAll();
-  ncclComm_t comm;
-  {
-    MutexLock lock(&mutex_);
-    comm = std::exchange(comm_, nullptr);
-    under_way_.clear();
+  const Duration limit = left_behind_ ? Duration(0) : end_limit_;
+  const bool freed = EndsInTime([freed = std::move(resources_)]() mutable { freed = nullptr; },
+                                Clock::Real().Now() + limit);
+  if (!freed && !left_behind_) {
+    Log(LogLevel::kError, "a GPU does not take back the buffers of a communicator",
+        {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   }
-  (void)cudaSetDevice(device_);
-  if (comm != nullptr) (void)ncclCommDestroy(comm);
-  if (stream_ != nullptr) (void)cudaStreamDestroy(std::exchange(stream_, nullptr));
 }
 
 }  // namespace ringfill

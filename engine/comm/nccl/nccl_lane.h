@@ -22,6 +22,7 @@
 #include "engine/comm/lane.h"
 #include "engine/comm/nccl/nccl_abort.h"
 #include "engine/comm/nccl/nccl_group.h"
+#include "engine/comm/nccl/nccl_resources.h"
 #include "engine/compute/cuda/cuda_event.h"
 
 namespace ringfill {
@@ -49,15 +50,19 @@ struct NcclRecord {
 class NcclLane : public std::enable_shared_from_this<NcclLane> {
  public:
   // Returns when all ranks have joined.
-  static absl::StatusOr<std::shared_ptr<NcclLane>> Form(const NcclRankOptions& options,
-                                                        std::shared_ptr<NcclAbort> abort);
-  NcclLane(const NcclRankOptions& options, std::shared_ptr<NcclAbort> abort);
+  static absl::StatusOr<std::shared_ptr<NcclLane>> Form(
+      const NcclRankOptions& options, std::shared_ptr<const NcclResources> resources,
+      std::shared_ptr<NcclAbort> abort);
+  NcclLane(const NcclRankOptions& options, std::shared_ptr<const NcclResources> resources,
+           std::shared_ptr<NcclAbort> abort);
   ~NcclLane();
 
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   int device() const { return device_; }
-  cudaStream_t stream() const { return stream_; }
+  // REQUIRES, of both: not stopped.
+  const NcclResources& resources() const { return *resources_; }
+  cudaStream_t stream() const { return resources_->stream(); }
   NcclAbort& abort() { return *abort_; }
 
   std::shared_ptr<NcclTransfer> Start(const NcclMove& move, std::vector<EventPtr> after,
@@ -65,7 +70,8 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   void TraceTo(TraceBuffer* trace) { trace_ = trace; }
   // NcclRankOptions::stopped is not asked from here on. By the thread that called Form.
   void Formed();
-  // Ends what is under way, with an abort if need be, and gives the communicator back.
+  // Ends what is under way, with an abort if need be, and gives the communicator back, or leaves it
+  // behind: see NcclRankOptions::end_limit.
   void Stop();
 
  private:
@@ -93,21 +99,25 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   void Watch();
   void LookAfterTransfers();
   void CheckCommunicator();
+  // Gives the communicator back and completes what is under way. The second time nothing.
   void EndAll();
-  void AwaitStream();
+  // False at `until`.
+  bool AwaitStream(Instant until);
 
   const int rank_, ranks_, device_;
+  const Duration end_limit_;
   const std::shared_ptr<NcclAbort> abort_;
+  std::shared_ptr<const NcclResources> resources_;  // null once stopped
   Mutex forming_mutex_;
   std::function<bool()> stopped_ ABSL_GUARDED_BY(forming_mutex_);  // empty once it is formed
   std::atomic<TraceBuffer*> trace_{nullptr};
-  cudaStream_t stream_ = nullptr;
 
   Mutex mutex_;
   CondVar watch_wakeup_;
-  ncclComm_t comm_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null: not there yet, or aborted
-  // After an abort: the stream has come to rest and nothing is queued any more.
+  ncclComm_t comm_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null: not there yet, or given back
+  // The streams have come to rest, or did not in time, and nothing is queued any more.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
+  bool left_behind_ = false;  // what NCCL or the GPU may still be using
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<TransferPtr> under_way_ ABSL_GUARDED_BY(mutex_);  // in the order they were started
   // See NcclRecord.

@@ -145,4 +145,25 @@ absl::StatusOr<std::vector<CudaGpu>> PickGpus(const std::vector<CudaGpu>& all,
   return picked;
 }
 
+absl::Status OpenMemoryToPeers(const std::vector<int>& devices) {
+  for (const int owner : devices) {
+    std::vector<cudaMemAccessDesc> peers;
+    for (const int peer : devices) {
+      int reaches = 0;
+      if (peer == owner) continue;
+      RF_RETURN_IF_CUDA_ERROR(peer, cudaDeviceCanAccessPeer(&reaches, peer, owner));
+      if (reaches == 0) continue;
+      cudaMemAccessDesc& access = peers.emplace_back();
+      access.location.type = cudaMemLocationTypeDevice;
+      access.location.id = peer;
+      access.flags = cudaMemAccessFlagsProtReadWrite;
+    }
+    if (peers.empty()) continue;
+    cudaMemPool_t pool;
+    RF_RETURN_IF_CUDA_ERROR(owner, cudaDeviceGetDefaultMemPool(&pool, owner));
+    RF_RETURN_IF_CUDA_ERROR(owner, cudaMemPoolSetAccess(pool, peers.data(), peers.size()));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace ringfill

@@ -57,4 +57,8 @@ absl::StatusOr<CudaGpu> FindGpu(int index);
 absl::StatusOr<std::vector<CudaGpu>> PickGpus(const std::vector<CudaGpu>& all,
                                               const std::vector<int>& wanted, int count);
 
+// Lets each of these GPUs read and write the stream-ordered memory of those others that it reaches,
+// what is allocated already too. No effect on memory that cudaMalloc gave.
+absl::Status OpenMemoryToPeers(const std::vector<int>& devices);
+
 }  // namespace ringfill

@@ -67,6 +67,7 @@ void DeviceMemory::Reset(size_t bytes_per_device) {
     device.allocations.clear();
     device.used = 0;
   }
+  for (size_t i = 0; i < kMaxDevices; ++i) pool_access_[i] = 1u << i;
 }
 
 void DeviceMemory::Enter(const Allocation* allocation, Allocation* value) {
@@ -75,7 +76,7 @@ void DeviceMemory::Enter(const Allocation* allocation, Allocation* value) {
   for (size_t i = first; i < last; ++i) table_[i].store(value, std::memory_order_release);
 }
 
-void* DeviceMemory::Allocate(int index, size_t bytes) {
+void* DeviceMemory::Allocate(int index, size_t bytes, bool pooled) {
   MutexLock lock(&mutex_);
   Device& device = At(index);
   const size_t span = (bytes + kGranule - 1) / kGranule * kGranule + kGranule;
@@ -85,6 +86,7 @@ void* DeviceMemory::Allocate(int index, size_t bytes) {
   auto allocation = std::make_unique<Allocation>();
   allocation->base = range_ + static_cast<size_t>(index) * kDeviceSpan + offset;
   allocation->bytes = bytes;
+  allocation->pooled = pooled;
   device.next = offset + span;
   device.used += bytes;
   Map(index, *allocation, device.open > 0);
@@ -130,6 +132,15 @@ void DeviceMemory::Unmap(const Allocation& allocation) {
   void* at = mmap(allocation.base, allocation.mapped_bytes(), PROT_NONE,
                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE, -1, 0);
   RF_CHECK(at == allocation.base);
+}
+
+void DeviceMemory::SetPoolAccess(int device, int peer, bool access) {
+  std::atomic<unsigned>& mask = pool_access_[static_cast<size_t>(device)];
+  if (access) {
+    mask |= 1u << peer;
+  } else {
+    mask &= ~(1u << peer);
+  }
 }
 
 bool DeviceMemory::Free(void* p) {

@@ -28,6 +28,7 @@ class DeviceMemory {
   struct Allocation {
     std::byte* base;
     size_t bytes;
+    bool pooled = false;  // stream-ordered memory
     std::atomic<bool> freed{false};
     size_t mapped_bytes() const { return (bytes + 4095) / 4096 * 4096; }
   };
@@ -37,7 +38,9 @@ class DeviceMemory {
   // Forgets and unmaps everything. REQUIRES: no device is open.
   void Reset(size_t bytes_per_device);
   // Aligned to 64 KiB. Null when the device has not so much left.
-  void* Allocate(int device, size_t bytes);
+  void* Allocate(int device, size_t bytes, bool pooled = false);
+  // Whether `peer` may access the pool of `device`, from which stream-ordered memory is.
+  void SetPoolAccess(int device, int peer, bool access);
   // False when `p` is not the start of a live allocation.
   bool Free(void* p);
   size_t total() const;
@@ -58,6 +61,11 @@ class DeviceMemory {
     const Allocation* a = Find(p);
     return a != nullptr && !a->freed.load(std::memory_order_relaxed) &&
            static_cast<size_t>(static_cast<const std::byte*>(p) - a->base) + bytes <= a->bytes;
+  }
+  // True when a peer that the device's memory was opened to may access this live allocation.
+  bool Reaches(int peer, const void* p) const {
+    const auto owner = static_cast<size_t>(DeviceOf(p));
+    return !Find(p)->pooled || (pool_access_[owner].load() >> peer & 1u) != 0;
   }
   // Why Holds is false, for messages: "past the end of ...".
   std::string Problem(int device, const void* p, size_t bytes) const;
@@ -99,6 +107,8 @@ class DeviceMemory {
   std::atomic<Allocation*>* table_;  // of each granule; mapped on demand
   int poison_file_;
   const ProtectionKeys keys_;
+  // Of each device's pool: a bit for every device that may access it.
+  std::array<std::atomic<unsigned>, kMaxDevices> pool_access_{};
   mutable Mutex mutex_;
   std::array<Device, kMaxDevices> devices_ ABSL_GUARDED_BY(mutex_);
   size_t total_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -75,6 +75,8 @@ class LaunchTask final : public Task {
                        [](const auto& m) { return m->state == State::kDone; });
   }
   std::string CheckBuffers(int device) const;
+  // The device among this operation's peers that reaches memory of `device` but not this.
+  int Excluded(int device, const NcclOperation& operation, const void* p) const;
   Outcome Reach();
   void MoveOne();
 
@@ -90,7 +92,7 @@ class LaunchTask final : public Task {
 bool LaunchTask::Poll() {
   MutexLock lock(&clique_->mutex_);
   const Clique::Member& self = clique_->At(rank_);
-  if (self.left) return !Has(State::kMoving);
+  if (self.left) return !Has(State::kMoving) && !NcclFaults::Get().Lingers(self.device);
   if (!reached_) return !NcclFaults::Get().IsHeld(self.device);
   return Has(State::kReady) || AllDone();
 }
@@ -122,13 +124,30 @@ std::string LaunchTask::CheckBuffers(int device) const {
     const size_t to_bytes = o.kind == Kind::kAllGather ? o.bytes * ranks : o.bytes;
     for (const auto& [p, bytes] : {std::pair<const void*, size_t>{o.from, o.bytes},
                                    std::pair<const void*, size_t>{o.to, to_bytes}}) {
-      if (p != nullptr && !memory.Holds(device, p, bytes)) {
+      if (p == nullptr) continue;
+      if (!memory.Holds(device, p, bytes)) {
         return Describe(rank_, o) + " uses " + std::to_string(bytes) + " bytes " +
                memory.Problem(device, p, bytes);
+      }
+      const int excluded = Excluded(device, o, p);
+      if (excluded >= 0) {
+        return Describe(rank_, o) + " uses memory from the pool of device " +
+               std::to_string(device) + ", to which device " + std::to_string(excluded) +
+               " has no access";
       }
     }
   }
   return "";
+}
+
+int LaunchTask::Excluded(int device, const NcclOperation& o, const void* p) const {
+  if (!Runtime::Get().options().peers || NcclFaults::Get().AreSeparate()) return -1;
+  const std::vector<int> all = clique_->devices();
+  for (size_t r = 0; r < all.size(); ++r) {
+    const bool takes_part = o.kind == Kind::kAllGather || static_cast<int>(r) == o.peer;
+    if (takes_part && all[r] != device && !DeviceMemory::Get().Reaches(all[r], p)) return all[r];
+  }
+  return -1;
 }
 
 Outcome LaunchTask::Reach() {
@@ -226,11 +245,6 @@ std::vector<int> Clique::devices() {
   std::vector<int> all;
   for (const Member& member : members_) all.push_back(member.device);
   return all;
-}
-
-bool Clique::IsRunning(int rank) {
-  MutexLock lock(&mutex_);
-  return !At(rank).running.empty();
 }
 
 void Clique::Leave(int rank) {

@@ -45,9 +45,8 @@ class Clique : public std::enable_shared_from_this<Clique> {
   std::string Join(int rank, int device);
   bool complete();
   std::vector<int> devices();
-  // Aborted, destroyed or its device lost: its operations end, done or not, its peers' never.
+  // Aborted or its device lost: its operations end, done or not, its peers' never.
   void Leave(int rank);
-  bool IsRunning(int rank);
   // A task for the operations of one launch of `rank`.
   TaskFactory MakeLaunch(int rank, std::vector<NcclOperation> operations);
 

@@ -1,6 +1,8 @@
 // The injected faults and the counts of nccl_emulation.h.
 #pragma once
 
+#include <nccl.h>
+
 #include <array>
 #include <string>
 
@@ -20,13 +22,27 @@ class NcclFaults {
   bool IsHeld(int device);
   void Break(int device, bool broken);
   bool IsBroken(int device);
+  void SetVersion(int version);
+  int version();
+  void Separate();
+  bool AreSeparate();
+  void HangAborts(int device, bool hang);
+  // Returns when aborts of the device do.
+  void AwaitAbort(int device);
+  void LetLinger(int device, bool linger);
+  bool Lingers(int device);
   void Count(uint64_t NcclCounters::*counter, int64_t by = 1);
   NcclCounters counters();
 
  private:
   Mutex mutex_;
+  CondVar abort_may_go_on_;
   std::array<bool, kMaxDevices> held_ ABSL_GUARDED_BY(mutex_) = {};
   std::array<bool, kMaxDevices> broken_ ABSL_GUARDED_BY(mutex_) = {};
+  std::array<bool, kMaxDevices> hung_ ABSL_GUARDED_BY(mutex_) = {};
+  std::array<bool, kMaxDevices> lingers_ ABSL_GUARDED_BY(mutex_) = {};
+  int version_ ABSL_GUARDED_BY(mutex_) = NCCL_VERSION_CODE;
+  bool separate_ ABSL_GUARDED_BY(mutex_) = false;
   NcclCounters counters_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -194,7 +194,7 @@ void End(ncclComm* comm) {
 }  // namespace
 
 ncclResult_t ncclGetVersion(int* version) {
-  *version = NCCL_VERSION_CODE;
+  *version = emulation::NcclFaults::Get().version();
   return ncclSuccess;
 }
 
@@ -323,19 +323,10 @@ ncclResult_t ncclGroupEnd() {
   return LaunchGroup(calls);
 }
 
-ncclResult_t ncclCommDestroy(ncclComm_t handle) {
-  ncclComm* comm = Living(handle, "ncclCommDestroy");
-  if (comm == nullptr) return ncclInvalidArgument;
-  if (comm->clique->IsRunning(comm->rank)) {
-    return Refuse(comm, ncclInvalidUsage, "ncclCommDestroy while operations run");
-  }
-  End(comm);
-  return ncclSuccess;
-}
-
 ncclResult_t ncclCommAbort(ncclComm_t handle) {
   ncclComm* comm = Living(handle, "ncclCommAbort");
   if (comm == nullptr) return ncclInvalidArgument;
+  emulation::NcclFaults::Get().AwaitAbort(comm->device);
   emulation::NcclFaults::Get().Count(&emulation::NcclCounters::aborted);
   End(comm);
   return ncclSuccess;

@@ -7,6 +7,10 @@
 // (unequal sizes or types, ranks that wait for each other in a circle, several streams in a group)
 // hangs here too, or is refused, and is reported (emulation.h: LastReport).
 //
+// Ranks of one process read and write each other's buffers, as NCCL's do by default
+// (NCCL_P2P_DIRECT_DISABLE): one that a peer's GPU reaches and has no access to is an illegal
+// address.
+//
 // Communicators are non-blocking ones alone: a launch may reach its stream only some
 // ncclCommGetAsyncError later, as it may in NCCL.
 #pragma once
@@ -25,6 +29,22 @@ void ReleaseNccl(int device);
 void BreakNccl(int device);
 // Those formed from now on are whole. REQUIRES: what BreakNccl broke is gone.
 void MendNccl(int device);
+
+// Calls of ncclCommAbort on communicators of `device` do not return until ReleaseNcclAborts.
+void HangNcclAborts(int device);
+void ReleaseNcclAborts(int device);
+
+// Operations of aborted communicators on `device` do not end until EndNccl: a GPU that is slow, or
+// hangs.
+void LetNcclLinger(int device);
+void EndNccl(int device);
+
+// Ranks of communicators stand for processes of their own, where NCCL goes through buffers that it
+// shares itself.
+void SeparateNcclRanks();
+
+// What ncclGetVersion says.
+void SetNcclVersion(int version);
 
 // Forgets faults and counts. REQUIRES: no communicator is alive.
 void ResetNccl();

@@ -171,18 +171,31 @@ TEST_F(EmulatedNcclTest, AbortEndsWhatWaitsHereAloneAndTheHandleIsGone) {
   comm_[0] = nullptr;
 }
 
-TEST_F(EmulatedNcclTest, DestroyIsRefusedWhileOperationsRun) {
-  Recv(0, kBytes);
-  Settle(0);
-  Run();
-  EXPECT_EQ(ncclCommDestroy(comm_[0]), ncclInvalidUsage);
-}
-
 TEST_F(EmulatedNcclTest, BufferBeyondItsAllocationIsReported) {
   Recv(0, 3 * kBytes);
   Settle(0);
   Run();
   EXPECT_THAT(LastReport(), HasSubstr("past the end of"));
+}
+
+// Rank 1 receives into memory of its device's pool.
+TEST_F(EmulatedNcclTest, PoolThatAPeerHasNoAccessToIsReported) {
+  for (const bool separate : {true, false}) {
+    End();
+    Begin(1);
+    if (separate) SeparateNcclRanks();
+    ASSERT_EQ(cudaSetDevice(1), cudaSuccess);
+    ASSERT_EQ(cudaMallocAsync(reinterpret_cast<void**>(&recv_[1]), kBytes, stream_[1]),
+              cudaSuccess);
+    Send(0, kBytes);
+    Settle(0);
+    Recv(1, kBytes);
+    Settle(1);
+    Run();
+    EXPECT_EQ(Idle(1), separate);
+    EXPECT_THAT(LastReport(),
+                separate ? HasSubstr("") : HasSubstr("to which device 0 has no access"));
+  }
 }
 
 TEST_F(EmulatedNcclTest, StreamOfAnotherDeviceIsRefused) {

@@ -37,6 +37,8 @@ constexpr ErrorName kErrors[] = {
     RF_ERROR(cudaErrorInvalidDevice, "invalid device ordinal"),
     RF_ERROR(cudaErrorNoKernelImageForDevice,
              "no kernel image is available for execution on the device"),
+    RF_ERROR(cudaErrorPeerAccessUnsupported,
+             "peer access is not supported between these two devices"),
     RF_ERROR(cudaErrorInvalidResourceHandle, "invalid resource handle"),
     RF_ERROR(cudaErrorIllegalState, "the operation cannot be performed in the present state"),
     RF_ERROR(cudaErrorNotReady, "device not ready"),
@@ -233,7 +235,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
 
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
   if (!ValidDevice(device) || !ValidDevice(peer)) return Return(cudaErrorInvalidDevice);
-  *can = 0;  // kernels see their own device's memory alone
+  *can = device != peer && Runtime::Get().options().peers ? 1 : 0;
   return Return(cudaSuccess);
 }
 

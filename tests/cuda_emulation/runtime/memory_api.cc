@@ -6,8 +6,16 @@
 #include "tests/cuda_emulation/runtime/api.h"
 #include "tests/cuda_emulation/streams/runtime.h"
 
+// The default pool of a device.
+struct CUmemPoolHandle_st {};
+
 namespace ringfill::cuda_emulation {
 namespace {
+
+cudaMemPool_t Pools() {
+  static CUmemPoolHandle_st pools[kMaxDevices];
+  return pools;
+}
 
 // Rows of bytes; a plain copy is one row.
 struct Copy {
@@ -99,12 +107,12 @@ Copy PlainCopy(void* to, const void* from, size_t bytes) {
   return {to, bytes, from, bytes, bytes, 1};
 }
 
-cudaError_t Allocate(void** p, size_t bytes) {
+cudaError_t Allocate(void** p, size_t bytes, bool pooled = false) {
   if (p == nullptr) return cudaErrorInvalidValue;
   if (const cudaError_t error = CheckDevice()) return error;
   *p = nullptr;
   if (bytes == 0) return cudaSuccess;
-  *p = DeviceMemory::Get().Allocate(CurrentDevice(), bytes);
+  *p = DeviceMemory::Get().Allocate(CurrentDevice(), bytes, pooled);
   return *p == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
@@ -135,7 +143,7 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
   if (Runtime::Get().CaptureStatus(stream) != cudaStreamCaptureStatusNone) {
     return Return(cudaErrorNotSupported);
   }
-  return Return(Allocate(p, bytes));
+  return Return(Allocate(p, bytes, true));
 }
 
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
@@ -145,6 +153,37 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
         if (DeviceMemory::Get().Free(p)) return {};
         return {cudaErrorInvalidValue, "a free of what is no live allocation"};
       })));
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
+  if (pool == nullptr) return Return(cudaErrorInvalidValue);
+  if (device < 0 || device >= Runtime::Get().device_count()) return Return(cudaErrorInvalidDevice);
+  *pool = Pools() + device;
+  return Return(cudaSuccess);
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* list, size_t count) {
+  const int devices = Runtime::Get().device_count();
+  if (pool < Pools() || pool >= Pools() + devices || (list == nullptr && count > 0)) {
+    return Return(cudaErrorInvalidValue);
+  }
+  const auto owner = static_cast<int>(pool - Pools());
+  if (const cudaError_t error = Runtime::Get().DeviceError(owner)) return Return(error);
+  for (size_t i = 0; i < count; ++i) {
+    const cudaMemLocation& peer = list[i].location;
+    // Read access alone is not offered here, nor can a device lose that to its own pool.
+    if (peer.type != cudaMemLocationTypeDevice || peer.id < 0 || peer.id >= devices ||
+        list[i].flags == cudaMemAccessFlagsProtRead ||
+        (peer.id == owner && list[i].flags == cudaMemAccessFlagsProtNone)) {
+      return Return(cudaErrorInvalidValue);
+    }
+    if (peer.id != owner && !Runtime::Get().options().peers) {
+      return Return(cudaErrorPeerAccessUnsupported);
+    }
+    DeviceMemory::Get().SetPoolAccess(owner, peer.id,
+                                      list[i].flags == cudaMemAccessFlagsProtReadWrite);
+  }
+  return Return(cudaSuccess);
 }
 
 cudaError_t cudaMallocHost(void** p, size_t bytes) {

@@ -159,10 +159,35 @@ TEST_F(Emulation, DevicesAreApart) {
   EXPECT_EQ(back, std::vector<float>(kCount, 2.0f));
   EXPECT_EQ(cudaMemcpyPeerAsync(other, 0, data.data(), 0, kBytes), cudaErrorInvalidValue);
   EXPECT_EQ(cudaSetDevice(2), cudaErrorInvalidDevice);
-  int can = 1;
+  EXPECT_EQ(cudaFree(other), cudaSuccess);
+}
+
+TEST_F(Emulation, APoolIsOpenedToDevicesThatReachIt) {
+  int can = 0;
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 0, 1), cudaSuccess);
+  EXPECT_EQ(can, 1);
+  EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 1, 1), cudaSuccess);
+  EXPECT_EQ(can, 0);
+  cudaMemPool_t pool = nullptr;
+  ASSERT_EQ(cudaDeviceGetDefaultMemPool(&pool, 0), cudaSuccess);
+  cudaMemAccessDesc access{{cudaMemLocationTypeDevice, 1}, cudaMemAccessFlagsProtReadWrite};
+  EXPECT_EQ(cudaMemPoolSetAccess(pool, &access, 1), cudaSuccess);
+  access.flags = cudaMemAccessFlagsProtNone;
+  EXPECT_EQ(cudaMemPoolSetAccess(pool, &access, 1), cudaSuccess);
+  access.location.id = 0;
+  EXPECT_EQ(cudaMemPoolSetAccess(pool, &access, 1), cudaErrorInvalidValue) << "its own device";
+  access.location.id = 2;
+  EXPECT_EQ(cudaMemPoolSetAccess(pool, &access, 1), cudaErrorInvalidValue) << "no such device";
+  EXPECT_EQ(cudaDeviceGetDefaultMemPool(&pool, 2), cudaErrorInvalidDevice);
+
+  Options options;
+  options.devices = 2;
+  options.peers = false;
+  Reset(options);
+  access = {{cudaMemLocationTypeDevice, 1}, cudaMemAccessFlagsProtReadWrite};
   EXPECT_EQ(cudaDeviceCanAccessPeer(&can, 0, 1), cudaSuccess);
   EXPECT_EQ(can, 0);
-  EXPECT_EQ(cudaFree(other), cudaSuccess);
+  EXPECT_EQ(cudaMemPoolSetAccess(pool, &access, 1), cudaErrorPeerAccessUnsupported);
 }
 
 TEST_F(Emulation, FreeInStreamOrder) {

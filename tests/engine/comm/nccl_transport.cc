@@ -14,13 +14,13 @@
 namespace ringfill {
 namespace {
 
-// Device memory of GPU `rank`.
+// Device memory of GPU `rank`, stream-ordered as the ranks' is.
 class GpuMemory final : public TransportMemory {
  public:
   std::byte* Allocate(int rank, size_t bytes) override {
     void* data = nullptr;
     RF_CHECK(cudaSetDevice(rank) == cudaSuccess);
-    RF_CHECK(cudaMalloc(&data, bytes) == cudaSuccess);
+    RF_CHECK(cudaMallocAsync(&data, bytes, nullptr) == cudaSuccess);
     return static_cast<std::byte*>(data);
   }
   // Fails on a device that was killed.

@@ -14,9 +14,11 @@
 #include "engine/compute/cuda/cuda_memory.h"
 #include "engine/compute/cuda/products.h"
 #include "engine/worker/cuda_backend.h"
+#include "engine/worker/rank_machine.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulation.h"
+#include "tests/cuda_emulation/nccl/nccl_emulation.h"
 #include "tests/engine/compute/cuda/emulated_fused/fused_emulation.h"
 #include "tests/engine/cuda/gpu_ring.h"
 #include "tests/testing/pass_test_model.h"
@@ -57,6 +59,13 @@ TEST(GpuChoice, OldAndMissingGpusAreOneClearError) {
   const auto none = MakeCudaBackend(model, {}).status();
   EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(none.message()), HasSubstr("ranks.backend: cpu"));
+  ResetGpus(1, 1);
+  cuda_emulation::SetNcclVersion(22406);
+  for (const absl::Status& status :
+       {MakeCudaBackend(model, {}).status(), CudaMachines()->Look(0).status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("this is 2.24.6"));
+  }
   ResetGpus(1, 1);
   TinyModelOptions odd = GpuTinyModel();
   odd.head_dim = 16;

@@ -6,12 +6,15 @@
 #include <tuple>
 
 #include "engine/request/retry.h"
+#include "engine/worker/cuda_backend.h"
+#include "engine/worker/thread_workers.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/cuda_emulation/emulation.h"
 #include "tests/cuda_emulation/nccl/nccl_emulation.h"
 #include "tests/engine/cuda/gpu_engine.h"
 #include "tests/engine/engine_cases.h"
+#include "tests/testing/load_model.h"
 
 namespace ringfill {
 namespace {
@@ -269,6 +272,29 @@ TEST(GpuFailureTest, ARingThatCannotFormIsTriedAgainUntilItCan) {
   ExpectTwoRequestsRight(*runner);
   EXPECT_TRUE(runner->engine().Status().ring_formed);
   EXPECT_EQ(runner->engine().Status().ranks.size(), 3u);
+}
+
+// The leader's thread, which serves them.
+TEST(GpuFailureTest, RequestsAreServedWhileTheRingForms) {
+  ResetGpus(2, 9);
+  const auto model = LoadModelOrDie(WriteTinyModel(GpuTinyModel()));
+  ThreadWorkersOptions options;
+  options.make_backend = [&](const WorkersSpec&) -> absl::StatusOr<std::unique_ptr<RankBackend>> {
+    RF_ASSIGN_OR_RETURN(CudaBackend made,
+                        MakeCudaBackend(model, {.ranks = 2, .kv_memory_bytes = 4 << 20}));
+    return std::move(made.backend);
+  };
+  WorkersSpec spec;
+  spec.ranks = 2;
+  spec.min_round_timeout = std::chrono::minutes(1);
+  spec.clock = &Clock::Real();
+  const auto workers = MakeThreadWorkers(spec, model, options).value();
+  cuda_emulation::HoldNccl(1);
+  int calls = 0;
+  const auto formed = workers->Reform(2, [&calls] { return ++calls < 5; });
+  EXPECT_EQ(formed.status().code(), absl::StatusCode::kCancelled) << formed.status();
+  EXPECT_EQ(calls, 5);
+  cuda_emulation::ReleaseNccl(1);
 }
 
 }  // namespace

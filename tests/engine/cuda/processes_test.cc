@@ -96,6 +96,7 @@ class GpuProcessesTest : public testing::TestWithParam<int> {
  protected:
   GpuProcessesTest() {
     ResetGpus(kDevices, 11);
+    cuda_emulation::SeparateNcclRanks();
     options_.backend = Backend::kCuda;
     options_.dtype.reset();
     options_.kv_memory_bytes = 4 << 20;

@@ -24,6 +24,7 @@ namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::seconds;
+using testing::AllOf;
 using testing::HasSubstr;
 
 constexpr int kSeeds = 20;
@@ -34,10 +35,11 @@ std::vector<std::unique_ptr<Communicator>> MakeGroup(int ranks, Instant deadline
   return MakeNcclGroup(devices, deadline).value();
 }
 
-void ResetEmulation(uint64_t seed, int devices = 4) {
+void ResetEmulation(uint64_t seed, int devices = 4, bool peers = true) {
   cuda_emulation::Options options;
   options.devices = devices;
   options.seed = seed;
+  options.peers = peers;
   cuda_emulation::Reset(options);
   cuda_emulation::ResetNccl();
 }
@@ -164,6 +166,12 @@ TEST_F(NcclTest, EventsAloneOrderComputeAndTransfers) {
   }
 }
 
+// NCCL moves bytes through the host then.
+TEST_F(NcclTest, GpusThatDoNotReachEachOtherAreAGroupToo) {
+  ResetEmulation(1, 4, false);
+  ExpectAllOk(LocalRing::SpawnOver([](int n) { return MakeGroup(n); }, 3, OrderedRounds));
+}
+
 TEST_F(NcclTest, TransferBehindAHostEventIsOnTheGpuOnlyThen) {
   auto ends = MakeGroup(1);
   const Buffer send(0, 10), recv(0, 10);
@@ -253,6 +261,95 @@ TEST_F(NcclTest, DeviceThatDiesEndsTheGroup) {
   ResetEmulation(2);
 }
 
+size_t FreeBytes(int device) {
+  size_t free = 0, total = 0;
+  EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
+  EXPECT_EQ(cudaMemGetInfo(&free, &total), cudaSuccess);
+  return free;
+}
+
+// Ranks 0 and 1, each as a process of its own.
+std::vector<std::unique_ptr<Communicator>> MakePair(Duration end_limit) {
+  cuda_emulation::SeparateNcclRanks();
+  const NcclId id = NewNcclId().value();
+  std::vector<std::unique_ptr<Communicator>> ends(2);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      ends[static_cast<size_t>(r)] = FormNcclRank({.rank = r,
+                                                   .ranks = 2,
+                                                   .device = r,
+                                                   .id = id,
+                                                   .deadline = Soon(),
+                                                   .end_limit = end_limit})
+                                         .value();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return ends;
+}
+
+// What a test holds back on device 0: NCCL's call, or the kernels of its GPU.
+struct Hang {
+  const char* name;
+  void (*begin)(int device);
+  void (*end)(int device);
+};
+constexpr Hang kHangs[] = {
+    {"call", cuda_emulation::HangNcclAborts, cuda_emulation::ReleaseNcclAborts},
+    {"kernels", cuda_emulation::LetNcclLinger, cuda_emulation::EndNccl}};
+
+// The rank goes on without it, and what it uses is freed when it comes back.
+TEST_F(NcclTest, AbortThatHangsIsLeftBehind) {
+  for (const Hang& hang : kHangs) {
+    SCOPED_TRACE(hang.name);
+    const size_t free_at_first = FreeBytes(0);
+    auto ends = MakePair(milliseconds(50));
+    const size_t free_when_formed = FreeBytes(0);
+    const Buffer send(0, 10), recv(0, 10);
+    const TransferPtr transfer = ends[0]->StartExchange(ExchangeOf(1, 1, send, recv));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(transfer->Await(In(milliseconds(5)))));
+    hang.begin(0);
+    ends[0]->Abort(absl::CancelledError("enough"));
+    EXPECT_TRUE(absl::IsCancelled(transfer->Await(Soon())));
+    EXPECT_LE(FreeBytes(0), free_when_formed);
+    ends.clear();
+    EXPECT_LE(FreeBytes(0), free_when_formed) << "still in use";
+    hang.end(0);
+    while (FreeBytes(0) + 20 < free_at_first) std::this_thread::sleep_for(milliseconds(1));
+    EXPECT_EQ(cuda_emulation::GetNcclCounters().live, 0u);
+  }
+}
+
+TEST_F(NcclTest, EndWithoutFailureThatHangsIsLeftBehindToo) {
+  const size_t free_at_first = FreeBytes(0);
+  auto ends = MakePair(milliseconds(50));
+  cuda_emulation::HangNcclAborts(0);
+  ends.clear();
+  EXPECT_LT(FreeBytes(0), free_at_first) << "still in use";
+  cuda_emulation::ReleaseNcclAborts(0);
+  while (FreeBytes(0) < free_at_first) std::this_thread::sleep_for(milliseconds(1));
+}
+
+// Kernels of an aborted transfer use the buffers of both ends for a while longer.
+TEST_F(NcclTest, BuffersAreBackWhenAllGpusOfTheProcessLetGo) {
+  for (const int lingers : {0, 1}) {
+    auto ends = MakeGroup(3);
+    const Buffer send(0, 10), recv(0, 10), theirs(1, 10);
+    const std::vector<TransferPtr> transfers = {
+        ends[0]->StartExchange(ExchangeOf(1, 1, send, recv)),
+        ends[1]->StartExchange(ExchangeOf(2, 2, theirs, theirs))};
+    for (const TransferPtr& transfer : transfers) {
+      EXPECT_TRUE(absl::IsDeadlineExceeded(transfer->Await(In(milliseconds(5)))));
+    }
+    cuda_emulation::LetNcclLinger(lingers);
+    ends[0]->Abort(absl::CancelledError("enough"));
+    EXPECT_TRUE(absl::IsDeadlineExceeded(transfers[0]->Await(In(milliseconds(30)))));
+    cuda_emulation::EndNccl(lingers);
+    EXPECT_TRUE(absl::IsCancelled(transfers[0]->Await(Soon())));
+  }
+}
+
 TEST_F(NcclTest, GroupIsFormedAgainOfTheRestAfterAnAbort) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     auto ends = MakeGroup(3);
@@ -296,6 +393,21 @@ TEST_F(NcclTest, OneRankTalksToItself) {
     EXPECT_EQ(got, mine);
     EXPECT_TRUE(ends[0]->Barrier(Soon()).ok());
   }
+}
+
+TEST_F(NcclTest, JoiningThatHangsWhenItIsGivenUpIsLeftBehind) {
+  const size_t free_at_first = FreeBytes(0);
+  cuda_emulation::HangNcclAborts(0);
+  const auto end = FormNcclRank({.rank = 0,
+                                 .ranks = 2,
+                                 .device = 0,
+                                 .id = NewNcclId().value(),
+                                 .deadline = In(milliseconds(20)),
+                                 .end_limit = milliseconds(20)});
+  EXPECT_EQ(end.status().code(), absl::StatusCode::kDeadlineExceeded) << end.status();
+  EXPECT_LT(FreeBytes(0), free_at_first) << "still in use";
+  cuda_emulation::ReleaseNcclAborts(0);
+  while (FreeBytes(0) < free_at_first) std::this_thread::sleep_for(milliseconds(1));
 }
 
 TEST_F(NcclTest, RankThatDoesNotJoinEndsAtTheDeadline) {
@@ -363,14 +475,30 @@ TEST_F(NcclTest, NobodyIsToldToStopOnceTheGroupHasFormed) {
            }});
       absl::Status& status = statuses[static_cast<size_t>(r)];
       status = end.status();
-      for (int i = 0; i < 10 && status.ok(); ++i) {
+      for (int i = 0; i < 5 && status.ok(); ++i) {
         status = (*end)->Barrier(Soon());
         stop = true;  // both have formed
+        std::this_thread::sleep_for(milliseconds(5));
       }
     });
   }
   for (std::thread& thread : threads) thread.join();
   ExpectAllOk(statuses);
+}
+
+TEST_F(NcclTest, AnOlderLibraryIsRefusedNamingBothVersions) {
+  EXPECT_TRUE(CheckNccl().ok());
+  for (const auto& [code, name] : {std::pair{22406, "2.24.6"}, {2708, "2.7.8"}}) {
+    cuda_emulation::SetNcclVersion(code);
+    for (const absl::Status& status :
+         {CheckNccl(), NewNcclId().status(), MakeNcclGroup({0, 1}, Soon()).status()}) {
+      EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
+      EXPECT_THAT(std::string(status.message()),
+                  AllOf(HasSubstr("NCCL 2.25.0 or newer"), HasSubstr(name)));
+    }
+  }
+  cuda_emulation::SetNcclVersion(22501);
+  EXPECT_TRUE(CheckNccl().ok());
 }
 
 TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
