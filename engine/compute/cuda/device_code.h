@@ -18,7 +18,7 @@
 //   - What CpAsync16 fills is not touched, by any thread, before the issuer's CpAsyncWait, nor by
 //     others before a barrier after that.
 //   - Pointers are into device memory, inside one allocation, aligned to the access.
-//   - No block waits for another (the last one to finish may gather: ThreadFence, AtomicAdd).
+//   - No block waits for another.
 // Locals of kernels have trivial destructors. Tables are RF_CONSTANT. Lane and warp numbers assume
 // that blockDim.y and z are 1.
 //
@@ -35,24 +35,23 @@
 //
 // What is offered, in namespace ringfill::gpu:
 //   LaneId(), WarpId()
-//   SyncThreads(), SyncWarp(mask = all), ThreadFence(), Trap()
-//   Shuffle(value, lane), ShuffleXor(value, lanes), ShuffleDown(value, delta), ShuffleUp(...),
-//     each with an optional mask; T of 4 or 8 bytes. A lane outside 0..31 is the caller itself.
-//   Ballot(predicate), Any(predicate), All(predicate), each with an optional mask
-//   AtomicAdd(float, int, unsigned, unsigned long long), AtomicMax(int, unsigned),
-//     AtomicOr(unsigned), AtomicExchange(unsigned), AtomicCas(unsigned); shared or device memory
+//   SyncThreads(), SyncWarp(mask = all), Trap()
+//   Shuffle(value, lane), ShuffleXor(value, lanes), ShuffleUp(value, delta), each with an optional
+//     mask; T of 4 or 8 bytes. A lane outside 0..31 is the caller itself.
+//   Any(predicate), All(predicate), each with an optional mask
+//   AtomicAdd(float, int, unsigned, unsigned long long), AtomicOr(unsigned), AtomicCas(unsigned);
+//     shared or device memory
 //   Load<V>(p), LoadStreaming<V>(p) (device memory, read once: leaves the L1 alone), Store(p, v):
 //     V of 4, 8 or 16 bytes (uint4, float4, uint2, float2, unsigned, ...), aligned to its size
 //   CpAsync16(shared, device, bytes = 16): copies `bytes` (0 to 16), zero-fills the rest
 //   CpAsyncCommit(), CpAsyncWait<n>(): all but the last n groups have landed
-//   LdMatrixX4(r, row), LdMatrixX4Trans(r, row), LdMatrixX2(r, row), LdMatrixX2Trans(r, row)
+//   LdMatrixX4(r, row), LdMatrixX4Trans(r, row)
 //   MmaM16N8K16<T>(d, a, b): d += a * b, T is Bf16 or F16, float32 accumulation. Forms:
 //     d[4], a[4], b[2]; d[n][4], a[4], b[n][2]; d[m][n][4], a[m][4], b[n][2]. The device does the
 //     same in each; the emulation is faster with more products to a call.
 //   Widen(Bf16 or F16), Narrow<T>(float): to and from float32; round to nearest even, any NaN
-//   becomes 0x7fff. Pack<T>(low, high), Unpack<T>(pair): two of them in a register Exp2, Exp, Log2,
-//   Log, Rsqrt, Reciprocal (approximate, subnormals may flush to zero), IsFinite, kInfinity,
-//   kAllLanes
+//   becomes 0x7fff. Pack<T>(low, high): two of them in a register
+//   Exp2 (approximate, subnormals may flush to zero), IsFinite, kInfinity, kAllLanes
 #pragma once
 
 #include <cstddef>

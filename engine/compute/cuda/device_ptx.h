@@ -21,7 +21,6 @@ RF_DEVICE int WarpId() { return static_cast<int>(threadIdx.x / 32); }
 
 RF_DEVICE void SyncThreads() { __syncthreads(); }
 RF_DEVICE void SyncWarp(unsigned mask = kAllLanes) { __syncwarp(mask); }
-RF_DEVICE void ThreadFence() { __threadfence(); }
 RF_DEVICE void Trap() { __trap(); }
 
 template <typename T>
@@ -33,15 +32,8 @@ RF_DEVICE T ShuffleXor(T value, int lanes, unsigned mask = kAllLanes) {
   return __shfl_xor_sync(mask, value, lanes);
 }
 template <typename T>
-RF_DEVICE T ShuffleDown(T value, int delta, unsigned mask = kAllLanes) {
-  return __shfl_down_sync(mask, value, static_cast<unsigned>(delta));
-}
-template <typename T>
 RF_DEVICE T ShuffleUp(T value, int delta, unsigned mask = kAllLanes) {
   return __shfl_up_sync(mask, value, static_cast<unsigned>(delta));
-}
-RF_DEVICE unsigned Ballot(bool predicate, unsigned mask = kAllLanes) {
-  return __ballot_sync(mask, predicate);
 }
 RF_DEVICE bool Any(bool predicate, unsigned mask = kAllLanes) {
   return __any_sync(mask, predicate) != 0;
@@ -54,14 +46,7 @@ template <typename T>
 RF_DEVICE T AtomicAdd(T* address, T value) {
   return atomicAdd(address, value);
 }
-template <typename T>
-RF_DEVICE T AtomicMax(T* address, T value) {
-  return atomicMax(address, value);
-}
 RF_DEVICE unsigned AtomicOr(unsigned* address, unsigned value) { return atomicOr(address, value); }
-RF_DEVICE unsigned AtomicExchange(unsigned* address, unsigned value) {
-  return atomicExch(address, value);
-}
 RF_DEVICE unsigned AtomicCas(unsigned* address, unsigned expected, unsigned value) {
   return atomicCAS(address, expected, value);
 }
@@ -120,18 +105,6 @@ RF_DEVICE void LdMatrixX4(unsigned (&r)[4], const void* row) {
 RF_DEVICE void LdMatrixX4Trans(unsigned (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(SharedAddress(row))
-               : "memory");
-}
-RF_DEVICE void LdMatrixX2(unsigned (&r)[2], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
-               : "r"(SharedAddress(row))
-               : "memory");
-}
-RF_DEVICE void LdMatrixX2Trans(unsigned (&r)[2], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
-               : "=r"(r[0]), "=r"(r[1])
                : "r"(SharedAddress(row))
                : "memory");
 }
@@ -199,24 +172,12 @@ RF_DEVICE unsigned Pack(float low, float high) {
   }
   return result;
 }
-template <typename T>
-RF_DEVICE float2 Unpack(unsigned pair) {
-  T low, high;
-  low.bits = static_cast<uint16_t>(pair & 0xffffu);
-  high.bits = static_cast<uint16_t>(pair >> 16);
-  return make_float2(Widen(low), Widen(high));
-}
 
 RF_DEVICE float Exp2(float x) {
   float result;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
   return result;
 }
-RF_DEVICE float Exp(float x) { return __expf(x); }
-RF_DEVICE float Log2(float x) { return __log2f(x); }
-RF_DEVICE float Log(float x) { return __logf(x); }
-RF_DEVICE float Rsqrt(float x) { return rsqrtf(x); }
-RF_DEVICE float Reciprocal(float x) { return __fdividef(1.0f, x); }
 RF_DEVICE bool IsFinite(float x) { return (__float_as_uint(x) & 0x7f800000u) != 0x7f800000u; }
 
 }  // namespace ringfill::gpu

@@ -42,18 +42,8 @@ template int AtomicAdd(int*, int);
 template unsigned AtomicAdd(unsigned*, unsigned);
 template unsigned long long AtomicAdd(unsigned long long*, unsigned long long);
 
-template <typename T>
-T AtomicMax(T* address, T value) {
-  return Update(address, [value](T old) { return old > value ? old : value; });
-}
-template int AtomicMax(int*, int);
-template unsigned AtomicMax(unsigned*, unsigned);
-
 unsigned AtomicOr(unsigned* address, unsigned value) {
   return Update(address, [value](unsigned old) { return old | value; });
-}
-unsigned AtomicExchange(unsigned* address, unsigned value) {
-  return Update(address, [value](unsigned) { return value; });
 }
 unsigned AtomicCas(unsigned* address, unsigned expected, unsigned value) {
   return Update(address, [expected, value](unsigned old) { return old == expected ? value : old; });

@@ -24,9 +24,6 @@ int SourceLane(const ShuffleOperands& operands, int lane) {
     case ShuffleKind::kXor:
       source = lane ^ argument;
       break;
-    case ShuffleKind::kDown:
-      source = lane + argument;
-      break;
     case ShuffleKind::kUp:
       source = lane - argument;
       break;
@@ -67,8 +64,8 @@ void CompleteSyncWarp(BlockExecutor& executor, unsigned mask, const std::array<v
 }
 
 // By address: collectives of one kind have one name.
-constexpr const char* kShuffleNames[] = {"Shuffle", "ShuffleXor", "ShuffleDown", "ShuffleUp"};
-constexpr const char* kVoteNames[] = {"Ballot", "Any", "All"};
+constexpr const char* kShuffleNames[] = {"Shuffle", "ShuffleXor", "ShuffleUp"};
+constexpr const char* kVoteNames[] = {"Any", "All"};
 constexpr const char* kSyncWarpName = "SyncWarp";
 
 }  // namespace
@@ -126,21 +123,13 @@ uint64_t Shuffle(ShuffleKind kind, unsigned mask, uint64_t bits, int argument, S
   return operands.result;
 }
 
-unsigned Vote(VoteKind kind, unsigned mask, bool predicate, Site site) {
+bool Vote(VoteKind kind, unsigned mask, bool predicate, Site site) {
   const InLibrary in_library;
   BlockExecutor& executor = *running.executor;
   VoteOperands operands{predicate, 0};
   executor.Meet({kVoteNames[static_cast<int>(kind)], site, mask}, &operands, &CompleteVote);
   const unsigned all = mask & executor.LanesOf(executor.thread().warp());
-  switch (kind) {
-    case VoteKind::kBallot:
-      return operands.ballot;
-    case VoteKind::kAny:
-      return operands.ballot != 0 ? 1 : 0;
-    case VoteKind::kAll:
-      break;
-  }
-  return operands.ballot == all ? 1 : 0;
+  return kind == VoteKind::kAny ? operands.ballot != 0 : operands.ballot == all;
 }
 
 void CheckedRead(const void* from, size_t bytes, void* to) {

@@ -12,11 +12,11 @@ constexpr int kRows = 16;      // of a and d
 constexpr int kColumns = 8;    // of b and d
 constexpr int kInner = 16;     // columns of a, rows of b
 constexpr int kRowBytes = 16;  // of an ldmatrix row
+constexpr int kMatrices = 4;   // of an ldmatrix
 constexpr int kMaxBatch = 64;  // columns of b tiles computed at a time
 
 struct LdMatrixOperands {
   unsigned* registers;
-  int count;
   bool transposed;
   const void* row;
   Site site;
@@ -25,9 +25,9 @@ struct LdMatrixOperands {
 void CompleteLdMatrix(BlockExecutor& executor, unsigned,
                       const std::array<void*, kLanes>& operands) {
   const auto* first = static_cast<const LdMatrixOperands*>(operands[0]);
-  uint16_t elements[4][8][8];
+  uint16_t elements[kMatrices][8][8];
   const int first_thread = executor.thread().warp() * kLanes;
-  for (int matrix = 0; matrix < first->count; ++matrix) {
+  for (int matrix = 0; matrix < kMatrices; ++matrix) {
     for (int row = 0; row < 8; ++row) {
       const int lane = matrix * 8 + row;
       const void* from =
@@ -46,7 +46,7 @@ void CompleteLdMatrix(BlockExecutor& executor, unsigned,
   for (int lane = 0; lane < kLanes; ++lane) {
     const auto* own = static_cast<const LdMatrixOperands*>(operands[static_cast<size_t>(lane)]);
     const int group = lane / 4, pair = lane % 4 * 2;
-    for (int matrix = 0; matrix < first->count; ++matrix) {
+    for (int matrix = 0; matrix < kMatrices; ++matrix) {
       const auto& m = elements[matrix];
       const unsigned low = first->transposed ? m[pair][group] : m[group][pair];
       const unsigned high = first->transposed ? m[pair + 1][group] : m[group][pair + 1];
@@ -163,10 +163,10 @@ void CheckWholeWarp(BlockExecutor& executor, const char* name, Site site) {
 
 }  // namespace
 
-void LdMatrix(unsigned* registers, int count, bool transposed, const void* row, Site site) {
+void LdMatrix(unsigned* registers, bool transposed, const void* row, Site site) {
   const InLibrary in_library;
   CheckWholeWarp(*running.executor, kLdMatrixName, site);
-  LdMatrixOperands operands{registers, count, transposed, row, site};
+  LdMatrixOperands operands{registers, transposed, row, site};
   running.executor->Meet({kLdMatrixName, site, ~0u}, &operands, &CompleteLdMatrix);
 }
 

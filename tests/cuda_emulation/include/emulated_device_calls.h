@@ -29,14 +29,14 @@ struct SharedSite {
 void* StaticShared(const SharedSite& site, size_t bytes);
 unsigned char* DynamicShared();
 
-enum class ShuffleKind { kLane, kXor, kDown, kUp };
-enum class VoteKind { kBallot, kAny, kAll };
+enum class ShuffleKind { kLane, kXor, kUp };
+enum class VoteKind { kAny, kAll };
 
 void SyncThreads(Site site);
 void SyncWarp(unsigned mask, Site site);
 [[noreturn]] void Trap(Site site);
 uint64_t Shuffle(ShuffleKind kind, unsigned mask, uint64_t bits, int argument, Site site);
-unsigned Vote(VoteKind kind, unsigned mask, bool predicate, Site site);
+bool Vote(VoteKind kind, unsigned mask, bool predicate, Site site);
 
 // Report an access of the running thread and check its alignment to `bytes`.
 void CheckedRead(const void* from, size_t bytes, void* to);
@@ -48,8 +48,8 @@ void CpAsync16(void* shared, const void* device, int bytes, Site site);
 void CpAsyncCommit();
 void CpAsyncWait(int groups);
 
-// count: 2 or 4 registers.
-void LdMatrix(unsigned* registers, int count, bool transposed, const void* row, Site site);
+// registers: 4 of them.
+void LdMatrix(unsigned* registers, bool transposed, const void* row, Site site);
 // d [m][n][4], a [m][4], b [n][2].
 void Mma(bool is_bf16, int m, int n, float* d, const unsigned* a, const unsigned* b, Site site);
 

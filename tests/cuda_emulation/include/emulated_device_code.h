@@ -43,7 +43,6 @@ inline void SyncThreads(RF_SITE) { cuda_emulation::SyncThreads({file, line}); }
 inline void SyncWarp(unsigned mask = kAllLanes, RF_SITE) {
   cuda_emulation::SyncWarp(mask, {file, line});
 }
-inline void ThreadFence() {}
 inline void Trap(RF_SITE) { cuda_emulation::Trap({file, line}); }
 
 template <typename T>
@@ -65,30 +64,20 @@ T ShuffleXor(T value, int lanes, unsigned mask = kAllLanes, RF_SITE) {
   return ShuffleAs(cuda_emulation::ShuffleKind::kXor, mask, value, lanes, {file, line});
 }
 template <typename T>
-T ShuffleDown(T value, int delta, unsigned mask = kAllLanes, RF_SITE) {
-  return ShuffleAs(cuda_emulation::ShuffleKind::kDown, mask, value, delta, {file, line});
-}
-template <typename T>
 T ShuffleUp(T value, int delta, unsigned mask = kAllLanes, RF_SITE) {
   return ShuffleAs(cuda_emulation::ShuffleKind::kUp, mask, value, delta, {file, line});
 }
-inline unsigned Ballot(bool predicate, unsigned mask = kAllLanes, RF_SITE) {
-  return cuda_emulation::Vote(cuda_emulation::VoteKind::kBallot, mask, predicate, {file, line});
-}
 inline bool Any(bool predicate, unsigned mask = kAllLanes, RF_SITE) {
-  return cuda_emulation::Vote(cuda_emulation::VoteKind::kAny, mask, predicate, {file, line}) != 0;
+  return cuda_emulation::Vote(cuda_emulation::VoteKind::kAny, mask, predicate, {file, line});
 }
 inline bool All(bool predicate, unsigned mask = kAllLanes, RF_SITE) {
-  return cuda_emulation::Vote(cuda_emulation::VoteKind::kAll, mask, predicate, {file, line}) != 0;
+  return cuda_emulation::Vote(cuda_emulation::VoteKind::kAll, mask, predicate, {file, line});
 }
 
 // Defined in the library, which is not instrumented, for the types that device_code.h lists.
 template <typename T>
 T AtomicAdd(T* address, T value);
-template <typename T>
-T AtomicMax(T* address, T value);
 unsigned AtomicOr(unsigned* address, unsigned value);
-unsigned AtomicExchange(unsigned* address, unsigned value);
 unsigned AtomicCas(unsigned* address, unsigned expected, unsigned value);
 
 template <typename V>
@@ -118,16 +107,10 @@ void CpAsyncWait() {
 }
 
 inline void LdMatrixX4(unsigned (&r)[4], const void* row, RF_SITE) {
-  cuda_emulation::LdMatrix(r, 4, false, row, {file, line});
+  cuda_emulation::LdMatrix(r, false, row, {file, line});
 }
 inline void LdMatrixX4Trans(unsigned (&r)[4], const void* row, RF_SITE) {
-  cuda_emulation::LdMatrix(r, 4, true, row, {file, line});
-}
-inline void LdMatrixX2(unsigned (&r)[2], const void* row, RF_SITE) {
-  cuda_emulation::LdMatrix(r, 2, false, row, {file, line});
-}
-inline void LdMatrixX2Trans(unsigned (&r)[2], const void* row, RF_SITE) {
-  cuda_emulation::LdMatrix(r, 2, true, row, {file, line});
+  cuda_emulation::LdMatrix(r, true, row, {file, line});
 }
 
 template <typename T>
@@ -164,18 +147,8 @@ template <typename T>
 unsigned Pack(float low, float high) {
   return Narrow<T>(low).bits | static_cast<unsigned>(Narrow<T>(high).bits) << 16;
 }
-template <typename T>
-float2 Unpack(unsigned pair) {
-  return make_float2(Widen(T{static_cast<uint16_t>(pair & 0xffffu)}),
-                     Widen(T{static_cast<uint16_t>(pair >> 16)}));
-}
 
 inline float Exp2(float x) { return std::exp2(x); }
-inline float Exp(float x) { return std::exp(x); }
-inline float Log2(float x) { return std::log2(x); }
-inline float Log(float x) { return std::log(x); }
-inline float Rsqrt(float x) { return 1.0f / std::sqrt(x); }
-inline float Reciprocal(float x) { return 1.0f / x; }
 inline bool IsFinite(float x) { return (std::bit_cast<unsigned>(x) & 0x7f800000u) != 0x7f800000u; }
 
 #undef RF_SITE

@@ -9,7 +9,7 @@ using namespace gpu;  // NOLINT: what kernels are written with
 
 constexpr int kMaxStride = 64;
 
-RF_KERNEL void LdMatrixKernel(LdMatrixForm form, const uint16_t* matrices, int stride,
+RF_KERNEL void LdMatrixKernel(bool transposed, const uint16_t* matrices, int stride,
                               unsigned* registers) {
   RF_SHARED(unsigned char, tile, 32 * kMaxStride);
   const int lane = LaneId();
@@ -18,27 +18,9 @@ RF_KERNEL void LdMatrixKernel(LdMatrixForm form, const uint16_t* matrices, int s
   }
   SyncWarp();
   unsigned r[4] = {};
-  unsigned half[2] = {};
-  // Lanes 16 to 31 of the x2 forms give addresses that are not used.
-  const bool whole = form == LdMatrixForm::kX4 || form == LdMatrixForm::kX4Trans;
-  const unsigned char* row = whole || lane < 16 ? tile + lane * stride : nullptr;
-  switch (form) {
-    case LdMatrixForm::kX4:
-      LdMatrixX4(r, row);
-      break;
-    case LdMatrixForm::kX4Trans:
-      LdMatrixX4Trans(r, row);
-      break;
-    case LdMatrixForm::kX2:
-      LdMatrixX2(half, row);
-      break;
-    case LdMatrixForm::kX2Trans:
-      LdMatrixX2Trans(half, row);
-      break;
-  }
-  for (int i = 0; i < 4; ++i) {
-    registers[lane * 4 + i] = whole ? r[i] : i < 2 ? half[i] : 0;
-  }
+  const unsigned char* row = tile + lane * stride;
+  transposed ? LdMatrixX4Trans(r, row) : LdMatrixX4(r, row);
+  for (int i = 0; i < 4; ++i) registers[lane * 4 + i] = r[i];
 }
 
 template <typename T>
@@ -88,31 +70,25 @@ RF_KERNEL void ConversionsKernel(const float* values, int n, uint16_t* narrow, f
   narrow[i * 4 + 3] = static_cast<uint16_t>(pair_h & 0xffff);
   wide[i * 4] = Widen(b);
   wide[i * 4 + 1] = Widen(h);
-  wide[i * 4 + 2] = Unpack<Bf16>(pair_b).y;
-  wide[i * 4 + 3] = Unpack<F16>(pair_h).y;
+  wide[i * 4 + 2] = Widen(Bf16{static_cast<uint16_t>(pair_b >> 16)});
+  wide[i * 4 + 3] = Widen(F16{static_cast<uint16_t>(pair_h >> 16)});
 }
 
 RF_KERNEL void FunctionsKernel(const float* values, int n, float* results) {
   const auto i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
   if (i >= n) return;
   const float v = values[i];
-  float* out = results + i * 7;
-  out[0] = Exp2(v);
-  out[1] = Exp(v);
-  out[2] = Log2(v);
-  out[3] = Log(v);
-  out[4] = Rsqrt(v);
-  out[5] = Reciprocal(v);
-  out[6] = IsFinite(v) ? 1.0f : 0.0f;
+  results[i * 2] = Exp2(v);
+  results[i * 2 + 1] = IsFinite(v) ? 1.0f : 0.0f;
 }
 
 unsigned Blocks(int n) { return (static_cast<unsigned>(n) + 127) / 128; }
 
 }  // namespace
 
-cudaError_t RunLdMatrix(LdMatrixForm form, const uint16_t* matrices, int stride,
+cudaError_t RunLdMatrix(bool transposed, const uint16_t* matrices, int stride,
                         unsigned* registers) {
-  return Launch(LdMatrixKernel, 1, 32, 0, nullptr, form, matrices, stride, registers);
+  return Launch(LdMatrixKernel, 1, 32, 0, nullptr, transposed, matrices, stride, registers);
 }
 
 cudaError_t RunMma(bool is_bf16, MmaForm form, const unsigned* a, const unsigned* b, float* d) {

@@ -8,12 +8,9 @@
 
 namespace ringfill::emulation_test {
 
-enum class LdMatrixForm { kX4, kX4Trans, kX2, kX2Trans };
-
 // Four 8x8 matrices of 16-bit elements, row after row, the rows of each 16 bytes and `stride` bytes
 // apart. registers: [32 lanes][4].
-cudaError_t RunLdMatrix(LdMatrixForm form, const uint16_t* matrices, int stride,
-                        unsigned* registers);
+cudaError_t RunLdMatrix(bool transposed, const uint16_t* matrices, int stride, unsigned* registers);
 
 // Shapes of a call: m products down, n across.
 inline constexpr int kMmaDown = 2;
@@ -25,7 +22,7 @@ cudaError_t RunMma(bool is_bf16, MmaForm form, const unsigned* a, const unsigned
 // What the conversions make of `values`: [n][4] 16-bit patterns (Narrow bf16, Narrow f16, low half
 // of a Pack of bf16, of f16), and back: [n][4] floats.
 cudaError_t RunConversions(const float* values, int n, uint16_t* narrow, float* wide);
-// Exp2, Exp, Log2, Log, Rsqrt, Reciprocal, IsFinite: [n][7].
+// Exp2, IsFinite: [n][2].
 cudaError_t RunFunctions(const float* values, int n, float* results);
 
 }  // namespace ringfill::emulation_test

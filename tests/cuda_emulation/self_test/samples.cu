@@ -98,7 +98,7 @@ RF_KERNEL void Diverge(Sample sample, float* data) {
       SyncThreads();
       break;
     case Sample::kMismatchedCollectives:
-      value = lane < 16 ? ShuffleXor(value, 1) : ShuffleDown(value, 1);
+      value = lane < 16 ? ShuffleXor(value, 1) : ShuffleUp(value, 1);
       break;
     case Sample::kMaskWithoutCaller:
       value = Shuffle(value, 0, 0x0000ffffu);
@@ -172,7 +172,6 @@ RF_KERNEL void LastBlock(unsigned* total) {
   AtomicAdd(&total[0], 1u);
   SyncThreads();
   if (threadIdx.x + threadIdx.y + threadIdx.z == 0) {
-    ThreadFence();
     last[0] = AtomicAdd(&total[2], 1u) == blocks - 1 ? 1 : 0;
   }
   SyncThreads();
@@ -193,24 +192,22 @@ RF_KERNEL void Collectives(uint64_t* results, unsigned* votes) {
   uint64_t* out = results + thread * kCollectiveResults;
   out[0] = Shuffle(thread, 5);
   out[1] = ShuffleXor(thread, 16);
-  out[2] = ShuffleDown(thread, 3);
-  out[3] = ShuffleUp(thread, 3);
-  out[4] = static_cast<uint64_t>(Shuffle(static_cast<float>(lane), 31 - lane));
-  out[5] = static_cast<uint64_t>(lane);
-  out[6] = static_cast<uint64_t>(WarpId());
-  out[7] = 99;
+  out[2] = ShuffleUp(thread, 3);
+  out[3] = static_cast<uint64_t>(Shuffle(static_cast<float>(lane), 31 - lane));
+  out[4] = static_cast<uint64_t>(lane);
+  out[5] = static_cast<uint64_t>(WarpId());
+  out[6] = 99;
   // Lanes below 8 shuffle among themselves, while the others vote.
   const unsigned low = 0x000000ffu;
   if (lane < 8) {
-    out[7] = ShuffleXor(thread, 7, low);
+    out[6] = ShuffleXor(thread, 7, low);
   } else {
-    out[7] = Ballot(lane % 2 == 0, ~low);
+    out[6] = All(lane >= 8, ~low) ? 1 : 0;
   }
-  out[8] = blockDim.x;
-  out[9] = gridDim.x;
-  votes[threadIdx.x * 3] = Ballot(lane % 3 == 0);
-  votes[threadIdx.x * 3 + 1] = (Any(lane == 31) ? 1u : 0u) + (Any(lane == 32) ? 2u : 0u);
-  votes[threadIdx.x * 3 + 2] = (All(lane < 32) ? 1u : 0u) + (All(lane < 31) ? 2u : 0u);
+  out[7] = blockDim.x;
+  out[8] = gridDim.x;
+  votes[threadIdx.x * 2] = (Any(lane == 31) ? 1u : 0u) + (Any(lane == 32) ? 2u : 0u);
+  votes[threadIdx.x * 2 + 1] = (All(lane < 32) ? 1u : 0u) + (All(lane < 31) ? 2u : 0u);
 }
 
 }  // namespace

@@ -303,7 +303,7 @@ RF_KERNEL RF_LAUNCH_BOUNDS(kThreads, 1) void SampleKernel(SampleArgs args) {
   const Key best = Largest(logits, vocab, scratch);
   int id = -1;
   if (best != 0) id = Pick(logits, vocab, row, best, scratch);
-  SyncThreads();
+  // Whoever read logits above has come to a barrier since.
   Adjust(args, row, logits, true);
   if (!first) return;
   out.status = best != 0 ? SampleStatus::kOk : SampleStatus::kAllBanned;
