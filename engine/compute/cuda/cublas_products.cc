@@ -19,9 +19,12 @@ constexpr size_t kMostPlans = 1024;
 
 absl::Status BlasStatus(cublasStatus_t status, const char* call, int device) {
   if (status == CUBLAS_STATUS_SUCCESS) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat(call, " on device ", device, ": ",
-                                          cublasLtGetStatusString(status), " (",
-                                          cublasLtGetStatusName(status), ")"));
+  (void)cudaGetLastError();
+  const auto code = status == CUBLAS_STATUS_ALLOC_FAILED ? absl::StatusCode::kResourceExhausted
+                                                         : absl::StatusCode::kInternal;
+  return absl::Status(
+      code, absl::StrCat(call, " on device ", device, ": ", cublasLtGetStatusString(status), " (",
+                         cublasLtGetStatusName(status), ")"));
 }
 
 // The largest power of two up to 256 that divides an address.

@@ -76,6 +76,7 @@ absl::Status CheckAge(const CudaGpu& gpu) {
 
 absl::Status CudaStatus(cudaError_t error, std::string_view call, int device) {
   if (error == cudaSuccess) return absl::OkStatus();
+  (void)cudaGetLastError();
   const std::string name(call.substr(0, call.find('(')));
   const std::string where = device < 0 ? "" : absl::StrCat(" on device ", device);
   return absl::Status(CodeOf(error),

@@ -16,7 +16,13 @@ namespace ringfill {
 // OK for cudaSuccess. Otherwise RESOURCE_EXHAUSTED (memory), FAILED_PRECONDITION (no driver, no
 // GPU, a GPU that this build has no code for) or INTERNAL: the call's name (what comes before a
 // bracket in `call`), the device, CUDA's name for the error and a hint. device: -1 for none.
+// CUDA's last error of this thread is taken along, since it is told here: libraries look at it
+// after their own calls.
 absl::Status CudaStatus(cudaError_t error, std::string_view call, int device);
+// For what is of no consequence, such as frees on a lost device: takes the last error along too.
+inline void IgnoreCuda(cudaError_t error) {
+  if (error != cudaSuccess) (void)cudaGetLastError();
+}
 // The same for what a launch wrapper of kernels/ returned.
 inline absl::Status LaunchStatus(int error, std::string_view kernel, int device) {
   return CudaStatus(static_cast<cudaError_t>(error), kernel, device);

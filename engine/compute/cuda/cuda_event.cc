@@ -14,6 +14,7 @@ constexpr Duration kFirstPause = std::chrono::microseconds(20);
 constexpr Duration kLongestPause = std::chrono::microseconds(200);
 
 absl::Status Failed(const char* what, cudaError_t error) {
+  (void)cudaGetLastError();
   return absl::InternalError(
       absl::StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
 }
@@ -35,6 +36,7 @@ absl::Status AwaitCudaEvent(cudaEvent_t event, Instant deadline) {
     const cudaError_t error = cudaEventQuery(event);
     if (error == cudaSuccess) return absl::OkStatus();
     if (error != cudaErrorNotReady) return Failed("waiting for a CUDA event", error);
+    (void)cudaGetLastError();
     const Instant now = Clock::Real().Now();
     if (now >= deadline) return absl::DeadlineExceededError("queued work did not finish in time");
     if (now - start < kSpin) continue;

@@ -41,7 +41,7 @@ absl::StatusOr<CudaGraphs::Captured> CudaGraphs::Capture(
   if (status.ok()) {
     status = CudaStatus(cudaGraphInstantiate(&made, graph, 0), "cudaGraphInstantiate", device_);
   }
-  if (graph != nullptr) (void)cudaGraphDestroy(graph);
+  if (graph != nullptr) IgnoreCuda(cudaGraphDestroy(graph));
   RF_RETURN_IF_ERROR(status);
   Captured captured;
   captured.key = key;
@@ -56,7 +56,6 @@ absl::Status CudaGraphs::Run(const Key& key, cudaStream_t stream,
   if (at == current_->graphs.end() || at->second.key != key) {
     absl::StatusOr<Captured> captured = Capture(key, stream, launches);
     if (!captured.ok()) {
-      (void)cudaGetLastError();
       RF_RETURN_IF_ERROR(launches());
       Log(LogLevel::kWarning, "decode goes on without CUDA graphs",
           {{"gpu", device_}, {"why", captured.status().ToString()}});

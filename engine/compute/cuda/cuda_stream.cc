@@ -32,8 +32,8 @@ CudaStream::CudaStream(int device, cudaStream_t stream, TraceBuffer* trace)
 CudaStream::~CudaStream() {
   Stop();
   // What was freed since.
-  (void)cudaStreamSynchronize(stream_);
-  (void)cudaStreamDestroy(stream_);
+  IgnoreCuda(cudaStreamSynchronize(stream_));
+  IgnoreCuda(cudaStreamDestroy(stream_));
 }
 
 void CudaStream::Stop() {
@@ -44,8 +44,8 @@ void CudaStream::Stop() {
     held_changed_.SignalAll();
   }
   if (holder_.joinable()) holder_.join();
-  (void)cudaSetDevice(device_);
-  (void)cudaStreamSynchronize(stream_);
+  IgnoreCuda(cudaSetDevice(device_));
+  IgnoreCuda(cudaStreamSynchronize(stream_));
   marks_->Poll();
   marks_->End();
 }
@@ -59,7 +59,7 @@ void CudaStream::Submit(std::function<void()> job) {
       return;
     }
   }
-  (void)cudaSetDevice(device_);
+  IgnoreCuda(cudaSetDevice(device_));
   job();
 }
 
@@ -72,7 +72,7 @@ void CudaStream::Hold(std::function<void()> job) {
 }
 
 void CudaStream::HoldLoop() {
-  (void)cudaSetDevice(device_);
+  IgnoreCuda(cudaSetDevice(device_));
   for (;;) {
     std::function<void()> job;
     {
@@ -115,9 +115,10 @@ std::byte* CudaStream::Pinned(size_t bytes) {
 }
 
 bool CudaStream::DeviceLost() const {
-  if (cudaSetDevice(device_) != cudaSuccess) return true;
+  if (!CudaStatus(cudaSetDevice(device_), "cudaSetDevice", device_).ok()) return true;
   // An error that work has run into comes back from every call.
   const cudaError_t state = cudaStreamQuery(stream_);
+  IgnoreCuda(state);
   return state != cudaSuccess && state != cudaErrorNotReady;
 }
 

@@ -39,6 +39,7 @@ enum Tensor : int64_t {
 // UNIMPLEMENTED for what cuDNN does not take, INTERNAL for what went wrong.
 absl::Status CudnnStatus(cudnnStatus_t status, std::string_view call) {
   if (status == CUDNN_STATUS_SUCCESS) return absl::OkStatus();
+  (void)cudaGetLastError();
   std::array<char, 512> detail{};
   cudnnGetLastErrorString(detail.data(), detail.size());
   const std::string message =

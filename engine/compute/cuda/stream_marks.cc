@@ -20,7 +20,7 @@ double Elapsed(const std::shared_ptr<CudaEventHandle>& from,
                const std::shared_ptr<CudaEventHandle>& to) {
   float ms = 0;
   if (from == nullptr || to == nullptr) return 0;
-  if (cudaEventElapsedTime(&ms, from->get(), to->get()) != cudaSuccess) return 0;
+  IgnoreCuda(cudaEventElapsedTime(&ms, from->get(), to->get()));
   return std::max(0.0, double{ms} * 1e-3);
 }
 
@@ -100,7 +100,10 @@ bool StreamMarks::Poll() {
       if (taking_) return false;
       const auto& end = under_way_.front().end;
       const cudaError_t error = end == nullptr ? cudaErrorUnknown : cudaEventQuery(end->get());
-      if (error == cudaErrorNotReady) return false;
+      if (error == cudaErrorNotReady) {
+        IgnoreCuda(error);
+        return false;
+      }
       if (error != cudaSuccess) {
         // The device answers nothing any more.
         status_.Update(CudaStatus(error, "running queued work", device_));

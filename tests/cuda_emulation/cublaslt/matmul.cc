@@ -183,6 +183,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t oper
   }
   const int device = Runtime::Get().DeviceOfStream(stream);
   if (device != handle->device) return Refuse("the stream is of another device than the handle");
+  // The library looks at CUDA's last error after its launch, whoever left it there.
+  if (const cudaError_t left = cudaPeekAtLastError(); left != cudaSuccess) {
+    Runtime::Get().Report(std::string("an error of a call before was left to cublasLtMatmul: ") +
+                          cudaGetErrorName(left));
+    return CUBLAS_STATUS_EXECUTION_FAILED;
+  }
   const cudaError_t error = Runtime::Get().Enqueue(
       stream, MakeFunctionTask("a product", [call, device] { return Run(call, device); }));
   return error == cudaSuccess ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_EXECUTION_FAILED;
