@@ -46,6 +46,9 @@ class CudaStream final : public Stream {
   using Work = std::function<absl::Status(cudaStream_t)>;
   void Enqueue(const OpLabel& label, Work work);
 
+  // Pins memory for Pinned, so that steps do not: see PinnedPool::Add. REQUIRES: nothing is queued.
+  absl::Status KeepPinned(size_t bytes, int blocks) { return pinned_.Add(bytes, blocks); }
+
   // Drops what is held back and waits for what is on the GPU, before what it uses goes. Nothing is
   // queued afterwards but what frees memory.
   void Stop();

@@ -1,10 +1,11 @@
 // Pinned host memory, through which everything small goes to and from a GPU: taken in pieces of
-// blocks that are used again when nothing refers to them any more.
+// blocks that are used again when nothing refers to them any more. Pinning and unpinning make CUDA
+// wait for all GPUs: blocks are kept to the end, so that steps of a size seen before do neither.
 #pragma once
 
 #include <cstddef>
+#include <map>
 #include <memory>
-#include <vector>
 
 #include "base/mutex.h"
 #include "base/status.h"
@@ -19,6 +20,8 @@ class PinnedPool {
  public:
   // Aligned to 64 bytes. RESOURCE_EXHAUSTED when the host has no more memory to pin.
   absl::StatusOr<PinnedPiece> Take(size_t bytes);
+  // Pins so many more blocks of at least `bytes`, for pieces to come.
+  absl::Status Add(size_t bytes, int blocks);
 
  private:
   struct Block {
@@ -26,14 +29,14 @@ class PinnedPool {
     size_t bytes = 0;
     ~Block();
   };
-  // Blocks that nobody uses. Bounded: see kMostFreeBytes.
+  // Blocks that nobody uses, by size. As many as were ever in use at once.
   struct FreeBlocks {
     Mutex mutex;
-    std::vector<std::unique_ptr<Block>> blocks ABSL_GUARDED_BY(mutex);
-    size_t bytes ABSL_GUARDED_BY(mutex) = 0;
+    std::multimap<size_t, std::unique_ptr<Block>> blocks ABSL_GUARDED_BY(mutex);
   };
 
   absl::StatusOr<std::shared_ptr<Block>> NewBlock(size_t bytes);
+  static absl::StatusOr<std::unique_ptr<Block>> Pin(size_t bytes);
 
   const std::shared_ptr<FreeBlocks> free_ = std::make_shared<FreeBlocks>();
   std::shared_ptr<Block> current_;
