@@ -152,9 +152,9 @@ std::vector<ConfigKey> CacheKeys() {
             "KV memory over all ranks (2GiB, or decimal 2GB); 0 is four full contexts and a page a "
             "rank for each request that may run, at most a quarter of the memory; on GPUs by "
             "kv.memory_fraction."),
-      Fraction("kv.memory_fraction", "0.9", &Config::kv_memory_fraction, 0.05, 1,
-               "On GPUs, when kv.memory_bytes is 0: the part for KV of the memory that weights and "
-               "scratch leave."),
+      Fraction("kv.memory_fraction", "0.9", &Config::kv_memory_fraction, 0.05, 0.98,
+               "On GPUs, when kv.memory_bytes is 0: the part for KV of the memory that weights, "
+               "scratch and libraries leave; the rest is for what an estimate of those misses."),
       Tokens("kv.decode_reserve", "256", &Config::kv_decode_reserve, 0, 1 << 20, 1,
              "Tokens reserved beyond the prompt at admission (at most max_tokens of the request)."),
       Choice("sharding.layout", &Config::sharding_layout,

@@ -12,7 +12,7 @@ namespace ringfill::cuda_emulation {
 
 struct Options {
   int devices = 4;  // at most kMaxDevices (8)
-  size_t device_bytes = size_t{2} << 30;
+  size_t device_bytes = size_t{8} << 30;
   // Everything random is drawn from it. 0: from the clock.
   uint64_t seed = 0;
   // What the devices say they are; limits are those of sm_90.
@@ -46,11 +46,16 @@ void KillDevice(int device, cudaError_t error = cudaErrorLaunchFailure);
 // The same when it has run so many operations more, nodes of graphs counted singly.
 void KillDeviceAfter(int device, int operations, cudaError_t error = cudaErrorLaunchFailure);
 
+// From now on the device has so many bytes left, and what is freed besides.
+void LimitMemory(int device, size_t free_bytes);
+
 // Counts since Reset, for tests that assert them.
 struct Counters {
   uint64_t kernels = 0;
   uint64_t copies = 0;
   uint64_t graph_launches = 0;
+  uint64_t pinned = 0;    // allocations of pinned memory
+  uint64_t unpinned = 0;  // and their frees
 };
 Counters GetCounters();
 

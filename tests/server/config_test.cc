@@ -189,6 +189,7 @@ TEST(ConfigValueTest, RefusesBadValuesWithWhatIsAllowed) {
       {"ranks.weights=even", "auto"},
       {"ring.join_timeout_s=0", "seconds from 0.1"},
       {"trace.max_spans=0", "from 1"},
+      {"kv.memory_fraction=1", "from 0.05 to 0.98"},
   };
   for (const auto& [setting, allowed] : cases) {
     const std::string key(setting, std::string_view(setting).find('='));

@@ -4,6 +4,7 @@
 #include <bit>
 #include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "engine/compute/cuda/cuda_api.h"
 #include "engine/compute/cuda/workspace.h"
 
@@ -61,7 +62,13 @@ absl::Status FusedPrefill::Prepare(const Options& options) {
   RF_RETURN_IF_ERROR(take(rows * row_bytes, out_));
   RF_RETURN_IF_ERROR(take(rows * sizeof(float), log_sum_exp_));
   RF_RETURN_IF_ERROR(take(table_bytes, tables_));
-  return take(std::max<size_t>(1, attention_->workspace_bytes()), workspace_);
+  const size_t workspace_bytes = attention_->workspace_bytes();
+  if (workspace_bytes > kFusedWorkspaceBytes) {
+    return absl::UnimplementedError(absl::StrCat(attention_->name(), " wants ", workspace_bytes,
+                                                 " bytes to work in, ", kFusedWorkspaceBytes,
+                                                 " are planned"));
+  }
+  return take(std::max<size_t>(1, workspace_bytes), workspace_);
 }
 
 std::vector<bool> FusedPrefill::TakesRuns(const std::vector<KvRun>& runs,

@@ -101,14 +101,15 @@ absl::StatusOr<CudaMemoryPlan> PlanCudaMemory(const Model& model, const CudaMemo
   const CudaWeightBytes bytes = CudaWeightBytes::Of(model);
   CudaMemoryPlan plan;
   plan.workspace_bytes = CudaWorkspaceBytes(c) + StepBytes(c, o);
-  const size_t after_scratch =
-      o.free_bytes > plan.workspace_bytes ? o.free_bytes - plan.workspace_bytes : 0;
+  plan.library_bytes = CudaLibraryBytes(o.ranks);
+  const size_t fixed = plan.workspace_bytes + plan.library_bytes;
+  const size_t after_scratch = o.free_bytes > fixed ? o.free_bytes - fixed : 0;
   const auto most = static_cast<size_t>(kMostWeights * static_cast<double>(after_scratch));
   plan.weights = PlanWeights(bytes, c.layers, most, o.expanded_weight_bytes);
   plan.weight_bytes = bytes.Total(c.layers, plan.weights);
   // Two shards of a layer go round with the pages.
   const size_t page = geometry.PageBytes() + (o.ranks > 1 ? 2 * geometry.LayerBytes() : 0);
-  const size_t taken = plan.weight_bytes + plan.workspace_bytes;
+  const size_t taken = plan.weight_bytes + fixed;
   const size_t left = o.free_bytes > taken ? o.free_bytes - taken : 0;
   const auto room = static_cast<int64_t>(left / page);
   const auto tokens = [&o](int64_t pages) { return pages * o.page_tokens * o.ranks; };
@@ -122,9 +123,9 @@ absl::StatusOr<CudaMemoryPlan> PlanCudaMemory(const Model& model, const CudaMemo
     return absl::ResourceExhaustedError(
         absl::StrCat(what, ": ", o.device, " has ", Show(o.free_bytes), " free, weights take ",
                      Show(plan.weight_bytes), ", scratch ", Show(plan.workspace_bytes),
-                     ", a KV page of ", o.page_tokens, " tokens ", geometry.PageBytes(),
-                     " bytes; the largest context that fits is ", tokens(room), " tokens over ",
-                     o.ranks, " ranks"));
+                     ", libraries ", Show(plan.library_bytes), ", a KV page of ", o.page_tokens,
+                     " tokens ", geometry.PageBytes(), " bytes; the largest context that fits is ",
+                     tokens(room), " tokens over ", o.ranks, " ranks"));
   };
   if (room == 0) return refused("the model does not fit");
   if (plan.pages == 0) return refused("kv.memory_bytes is less than one page a rank");

@@ -1,4 +1,5 @@
-// How a GPU's memory is dealt out: weights, scratch, KV pages. Plain arithmetic, no CUDA.
+// How a GPU's memory is dealt out: weights, scratch, what libraries take, KV pages. Plain
+// arithmetic, no CUDA.
 #pragma once
 
 #include <cstddef>
@@ -46,7 +47,8 @@ struct CudaMemoryPlan {
   size_t weight_bytes = 0;
   // Scratch of the device, and the buffers that a step of chunk_tokens takes.
   size_t workspace_bytes = 0;
-  int64_t pages = 0;  // of KV
+  size_t library_bytes = 0;  // left to CUDA's libraries
+  int64_t pages = 0;         // of KV
 };
 
 // RESOURCE_EXHAUSTED with the numbers and the largest context that fits, when the model, or

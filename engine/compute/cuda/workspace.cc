@@ -8,8 +8,17 @@
 namespace ringfill {
 namespace {
 
-// Lists of operations, results on their way, what the runtime takes.
+// Lists of operations and results on their way.
 constexpr size_t kSmallThings = size_t{64} << 20;
+// Code of kernels and libraries, which CUDA loads with their first call, and the context's growth.
+constexpr size_t kCodeBytes = size_t{512} << 20;
+// NCCL's buffers, which all lie there when a ring has formed. It allocates some for a communicator,
+// and some for each peer: up to 32 channels of 12 MiB for send and receive over NVLink. Ranks
+// beyond a machine of 8 GPUs share the buffers of the network. As reported for 8 H100:
+// github.com/NVIDIA/nccl/issues/1685 (1.1 GB, 4.3 GB when all have met).
+constexpr size_t kCommunicatorBytes = size_t{1} << 30;
+constexpr size_t kPeerBytes = size_t{32 * 12} << 20;
+constexpr int kMostPeers = 7;
 
 size_t RowBytes(int64_t values, size_t element) {
   return static_cast<size_t>(kProductRows * values) * element;
@@ -36,7 +45,18 @@ size_t CudaWorkspaceBytes(const ModelConfig& c) {
          RowBytes(c.q_width() + 2 * c.kv_width(), sizeof(float)) +
          RowBytes(2 * c.ffn_width, sizeof(Bf16)) + static_cast<size_t>(logits) * sizeof(float) +
          static_cast<size_t>(kVocabBlock * c.width) * sizeof(Bf16) + kCublasWorkspaceBytes +
-         FusedBytes(c) + kSmallThings;
+         FusedBytes(c) + kFusedWorkspaceBytes + kSmallThings;
+}
+
+size_t CudaLibraryBytes(int ranks) {
+  if (ranks == 1) return kCodeBytes;
+  const auto peers = static_cast<size_t>(std::min(ranks - 1, kMostPeers));
+  return kCodeBytes + kCommunicatorBytes + peers * kPeerBytes;
+}
+
+size_t PinnedLogitBytes(const ModelConfig& config) {
+  return static_cast<size_t>(std::min(kMostLogits, kReplicatedTokens * config.vocab)) *
+         sizeof(float);
 }
 
 }  // namespace ringfill

@@ -27,7 +27,8 @@ class MemoryPlanTest : public testing::Test {
     options_.device = "device 3 (Testing)";
     options_.page_tokens = 16;
     options_.chunk_tokens = 256;
-    scratch_ = Plan(size_t{1} << 40).workspace_bytes;
+    const CudaMemoryPlan plan = Plan(size_t{1} << 40);
+    scratch_ = plan.workspace_bytes + plan.library_bytes;
     page_ = CudaKvGeometry(model_->config(), 16).PageBytes();
   }
 
@@ -69,17 +70,38 @@ TEST_F(MemoryPlanTest, PagesTakeTheirPartOfWhatIsLeft) {
     options_.kv_memory_fraction = fraction;
     const size_t free_bytes = scratch_ + (size_t{1} << 30);
     const CudaMemoryPlan plan = Plan(free_bytes);
-    const auto left = static_cast<double>(free_bytes - plan.weight_bytes - plan.workspace_bytes);
+    const auto left = static_cast<double>(free_bytes - plan.weight_bytes - scratch_);
     EXPECT_NEAR(static_cast<double>(plan.pages), fraction * left / static_cast<double>(page_), 1);
   }
   options_.kv_memory_bytes = static_cast<int64_t>(10 * page_);
   EXPECT_EQ(Plan(scratch_ + (size_t{1} << 30)).pages, 10);
 }
 
+// What a ring of 8 was seen to take, and code of kernels beside it.
+TEST_F(MemoryPlanTest, LibrariesAreLeftTheirPart) {
+  const size_t alone = Plan(size_t{1} << 40).library_bytes;
+  EXPECT_GE(alone, size_t{256} << 20);
+  options_.kv_memory_fraction = 1;
+  size_t before = alone;
+  for (const int ranks : {2, 4, 8}) {
+    options_.ranks = ranks;
+    const size_t free_bytes = size_t{40} << 30;
+    const CudaMemoryPlan plan = Plan(free_bytes);
+    EXPECT_GT(plan.library_bytes, before);
+    before = plan.library_bytes;
+    EXPECT_LE(plan.weight_bytes + plan.workspace_bytes + static_cast<size_t>(plan.pages) * page_,
+              free_bytes - plan.library_bytes);
+  }
+  EXPECT_GE(before, alone + (size_t{33} << 30) / 10);
+  options_.ranks = 64;
+  EXPECT_EQ(Plan(size_t{40} << 30).library_bytes, before);
+}
+
 TEST_F(MemoryPlanTest, WhatDoesNotFitIsToldWithTheNumbers) {
   const std::string none = Refused(scratch_);
   EXPECT_THAT(none, HasSubstr("the model does not fit"));
   EXPECT_THAT(none, HasSubstr("device 3 (Testing)"));
+  EXPECT_THAT(none, HasSubstr(", libraries 512 MiB, "));
   EXPECT_THAT(none, HasSubstr("the largest context that fits is 0 tokens"));
   const size_t smallest = bytes_.Total(6, {2, false}) + scratch_;
   Refused(smallest + page_ - 1);
