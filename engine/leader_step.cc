@@ -25,10 +25,14 @@ bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
   return (results.front().stopped_mask >> chunk) & 1;
 }
 
+// Or the one of a rank without memory, since what the others say follows from it.
 const absl::Status& FirstFailure(const std::vector<RankStepResult>& results) {
-  const auto failed = std::find_if(results.begin(), results.end(),
-                                   [](const RankStepResult& r) { return !r.status.ok(); });
-  return failed == results.end() ? results.front().status : failed->status;
+  const absl::Status* first = &results.front().status;
+  for (const RankStepResult& result : results) {
+    if (absl::IsResourceExhausted(result.status)) return result.status;
+    if (first->ok()) first = &result.status;
+  }
+  return *first;
 }
 
 absl::Status Retryable(const std::string& message) {
@@ -309,10 +313,15 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
     return EndAll(Retryable(
         absl::StrCat("the ring could not form anew, try again: ", std::string(formed.message()))));
   }
-  if (failures_in_a_row_ < kMaxFailuresInARow) return;
+  // What a rank has no memory for fails again; smaller steps go on, so that no rank leaves.
+  const bool too_large = absl::IsResourceExhausted(why);
+  if (!too_large && failures_in_a_row_ < kMaxFailuresInARow) return;
   failures_in_a_row_ = 0;
   const absl::Status failed =
-      Retryable(absl::StrCat("the step failed again and again, try again later: ", why.ToString()));
+      too_large ? absl::ResourceExhaustedError(absl::StrCat("a rank has no memory for the step: ",
+                                                            std::string(why.message())))
+                : Retryable(absl::StrCat("the step failed again and again, try again later: ",
+                                         why.ToString()));
   auto end = [&](SequenceId id) {
     if (active_.contains(id)) Fail(id, failed);
   };

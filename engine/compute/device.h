@@ -70,9 +70,9 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // `what` names the buffer in Memory(). Aborts when the device has no such memory; a lost one
-  // fails its stream instead, and nothing touches the buffer.
-  virtual DeviceBuffer Allocate(size_t bytes, std::string_view what) = 0;
+  // `what` names the buffer in Memory(). RESOURCE_EXHAUSTED when the device has no such memory,
+  // now; another error from one that is lost.
+  virtual absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) = 0;
   struct MemoryUse {
     std::string what;
     size_t bytes;  // now, summed over buffers of that name

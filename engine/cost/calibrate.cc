@@ -170,7 +170,8 @@ class Calibration {
 };
 
 absl::Status Calibration::MeasureOverhead() {
-  const DeviceBuffer buffer = device_.Allocate(sizeof(RoundHeader), "calibration");
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer buffer,
+                      device_.Allocate(sizeof(RoundHeader), "calibration"));
   RF_ASSIGN_OR_RETURN(const double seconds, TimeOps(kManyRepetitions, [&] {
                         for (int i = 0; i < kOverheadOps; ++i) {
                           device_.WriteHeader({}, buffer.data());
@@ -186,7 +187,8 @@ absl::Status Calibration::MeasureCopies() {
   auto pages = std::make_shared<std::vector<PageId>>();
   for (int64_t page = 0; page < count; ++page) pages->push_back(static_cast<PageId>(page));
   const int64_t bytes = count * page_bytes;
-  const DeviceBuffer shard = device_.Allocate(static_cast<size_t>(bytes), "calibration");
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer shard,
+                      device_.Allocate(static_cast<size_t>(bytes), "calibration"));
   RF_ASSIGN_OR_RETURN(const double seconds,
                       TimeOps(kRepetitions, [&] { device_.CopyPages(0, pages, shard.data()); }));
   mine_.copy_bytes_per_s = Rate(static_cast<double>(bytes), seconds - mine_.op_overhead_s);
@@ -209,11 +211,15 @@ std::shared_ptr<const RowBatch> PlainRows(int64_t rows, int64_t tile_rows) {
 // Seconds for the second half of a layer and the first of the next, for `steps` layers from the
 // first on. Every rank takes the same steps, because they may share expanded weights.
 absl::StatusOr<std::vector<double>> Calibration::LayerSeconds(int64_t rows, int steps) {
-  const DeviceBuffer x =
-      device_.Allocate(static_cast<size_t>(rows * shape_.width) * sizeof(float), "calibration");
-  const DeviceBuffer angles = device_.Allocate(device_.AngleBytes(rows), "calibration");
-  const DeviceBuffer q = device_.Allocate(device_.QueryBytes(rows), "calibration");
-  const DeviceBuffer state = device_.Allocate(device_.StateBytes(rows), "calibration");
+  RF_ASSIGN_OR_RETURN(
+      const DeviceBuffer x,
+      device_.Allocate(static_cast<size_t>(rows * shape_.width) * sizeof(float), "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer angles,
+                      device_.Allocate(device_.AngleBytes(rows), "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer q,
+                      device_.Allocate(device_.QueryBytes(rows), "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer state,
+                      device_.Allocate(device_.StateBytes(rows), "calibration"));
   Device::LayersArgs args;
   args.batch = PlainRows(rows, options_.product_tile_rows);
   args.buffers = {x.data(), angles.data(), q.data(), nullptr};
@@ -294,9 +300,12 @@ absl::StatusOr<double> Calibration::TileSeconds(int64_t tile_tokens, int64_t key
   const int64_t rows = kTilesAtOnce * tile_tokens;
   const int64_t pages = keys / shape_.page_tokens;
   const auto run_bytes = static_cast<size_t>(pages * PageLayerBytes(shape_));
-  const DeviceBuffer shard = device_.Allocate(kTilesAtOnce * run_bytes, "calibration");
-  const DeviceBuffer q = device_.Allocate(device_.QueryBytes(rows), "calibration");
-  const DeviceBuffer state = device_.Allocate(device_.StateBytes(rows), "calibration");
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer shard,
+                      device_.Allocate(kTilesAtOnce * run_bytes, "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer q,
+                      device_.Allocate(device_.QueryBytes(rows), "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer state,
+                      device_.Allocate(device_.StateBytes(rows), "calibration"));
   auto batch = std::make_shared<AttendBatch>();
   for (int tile = 0; tile < kTilesAtOnce; ++tile) {
     batch->tiles.push_back({0, tile * tile_tokens, static_cast<int>(tile_tokens), tile, false});
@@ -345,8 +354,9 @@ absl::StatusOr<double> Calibration::TokenLayerSeconds(int64_t tokens, int layers
   for (const Stage stage : {Stage::kQkv, Stage::kStates, Stage::kOutput, Stage::kFfn}) {
     bytes = std::max(bytes, device_.TokenBytes(stage, tokens, n));
   }
-  const DeviceBuffer send = device_.Allocate(bytes, "calibration");
-  const DeviceBuffer gathered = device_.Allocate(bytes * static_cast<size_t>(n), "calibration");
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer send, device_.Allocate(bytes, "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer gathered,
+                      device_.Allocate(bytes * static_cast<size_t>(n), "calibration"));
   auto batch = std::make_shared<Device::TokenBatch>();
   batch->rank = comm_.rank();
   batch->ranks = n;
@@ -404,8 +414,8 @@ absl::Status Calibration::MeasureTokens() {
 
 absl::StatusOr<double> Calibration::ShiftSeconds(int distance, size_t bytes, int repetitions) {
   const int n = comm_.size();
-  const DeviceBuffer send = device_.Allocate(bytes, "calibration");
-  const DeviceBuffer recv = device_.Allocate(bytes, "calibration");
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer send, device_.Allocate(bytes, "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer recv, device_.Allocate(bytes, "calibration"));
   std::vector<double> seconds;
   for (int i = 0; i < repetitions; ++i) {
     // Or a slow link would slow down the rest by the exchanges before.
@@ -429,8 +439,8 @@ absl::StatusOr<double> Calibration::ShiftSeconds(int distance, size_t bytes, int
 
 absl::StatusOr<double> Calibration::GatherSeconds(size_t bytes, int repetitions) {
   const size_t all = bytes * static_cast<size_t>(comm_.size());
-  const DeviceBuffer send = device_.Allocate(bytes, "calibration");
-  const DeviceBuffer recv = device_.Allocate(all, "calibration");
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer send, device_.Allocate(bytes, "calibration"));
+  RF_ASSIGN_OR_RETURN(const DeviceBuffer recv, device_.Allocate(all, "calibration"));
   std::vector<double> seconds;
   for (int i = 0; i < repetitions; ++i) {
     RF_ASSIGN_OR_RETURN(const double s, Time([&] {
@@ -508,7 +518,13 @@ absl::StatusOr<Figures> Calibration::Share() {
 
 absl::StatusOr<Figures> MeasureRank(Device& device, Communicator& comm,
                                     const CalibrateOptions& options) {
-  return Calibration(device, comm, options).Run();
+  absl::StatusOr<Figures> figures = Calibration(device, comm, options).Run();
+  // Also where nothing was under way, such as memory that is not there: the others wait.
+  if (!figures.ok()) {
+    comm.Abort(figures.status());
+    device.Abort(figures.status());
+  }
+  return figures;
 }
 
 }  // namespace ringfill

@@ -95,6 +95,7 @@ absl::Status ReplicatedPass::Run() {
   } else {
     gathered_ = rank_.Reserve("token gather", 0, bytes * Index(n));
   }
+  RF_RETURN_IF_ERROR(rank_.reserved());
   hidden_.resize(tokens_.size() * Index(rank_.model().width));
   for (size_t first = 0; first < tokens_.size(); first += kBatchTokens) {
     RF_RETURN_IF_ERROR(RunBatch(first, std::min(tokens_.size(), first + kBatchTokens)));

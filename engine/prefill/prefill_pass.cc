@@ -35,13 +35,14 @@ PrefillPass::PrefillPass(Rank& rank, const StepPlan& plan, const StepControl& co
       layout_(plan, rank.placements(), LayoutOptions(rank)),
       context_{rank, plan, layout_, transfers} {}
 
-void PrefillPass::Prepare() {
+absl::Status PrefillPass::Prepare() {
   batch_ = std::make_shared<const RowBatch>(layout_.MakeBatch(rank_.index()));
   const int64_t rows = batch_->rows();
   buffers_.x = rank_.Reserve("activations", 0, Index(rows * rank_.model().width) * sizeof(float));
   buffers_.angles = rank_.Reserve("angles", 0, device_.AngleBytes(rows));
-  buffers_.q = rank_.Reserve("queries", 0, sizeof(RoundHeader) + device_.QueryBytes(rows)) +
-               sizeof(RoundHeader);
+  std::byte* const queries =
+      rank_.Reserve("queries", 0, sizeof(RoundHeader) + device_.QueryBytes(rows));
+  buffers_.q = queries == nullptr ? nullptr : queries + sizeof(RoundHeader);
   if (batch_->send_slots > 0) {
     buffers_.outbox =
         rank_.Reserve("kv outbox", 0, Index(batch_->send_slots) * device_.KvRowBytes());
@@ -63,10 +64,11 @@ void PrefillPass::Prepare() {
   for (int layer = 0; layer < rank_.model().layers; ++layer) {
     flags_.push_back(std::make_shared<LayerFlags>());
   }
+  return rank_.reserved();
 }
 
 absl::Status PrefillPass::Run() {
-  Prepare();
+  RF_RETURN_IF_ERROR(Prepare());
   const int layers = rank_.model().layers;
   device_.EmbedRows(batch_, buffers_);
   for (int layer = 0; layer <= layers; ++layer) {

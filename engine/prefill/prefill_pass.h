@@ -37,7 +37,7 @@ class PrefillPass {
   const std::vector<int>& hidden_ranks() const { return hidden_ranks_; }
 
  private:
-  void Prepare();
+  absl::Status Prepare();
   // Waits until the attention of `layer` is done.
   absl::Status AwaitAttention(int layer);
   void RunLayers(int finish, int project);

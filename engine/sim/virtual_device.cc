@@ -24,7 +24,7 @@ VirtualDevice::VirtualDevice(const ModelShape& shape, const DeviceFigures& figur
       stream_(time, &trace_),
       memory_(std::make_shared<std::unordered_map<std::string, Usage>>()) {}
 
-DeviceBuffer VirtualDevice::Allocate(size_t bytes, std::string_view what) {
+absl::StatusOr<DeviceBuffer> VirtualDevice::Allocate(size_t bytes, std::string_view what) {
   const size_t mapped = std::max<size_t>(bytes, 1);
   void* at = mmap(nullptr, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   RF_CHECK(at != MAP_FAILED);

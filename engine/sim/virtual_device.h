@@ -21,7 +21,7 @@ class VirtualDevice : public Device {
   VirtualDevice(const ModelShape& shape, const DeviceFigures& figures, int64_t pages,
                 RankTime& time);
 
-  DeviceBuffer Allocate(size_t bytes, std::string_view what) override;
+  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) override;
   std::vector<MemoryUse> Memory() const override;
   VirtualStream& stream() override { return stream_; }
   TraceBuffer& trace() override { return trace_; }

@@ -38,6 +38,7 @@ Rank::Rank(const RankOptions& options, Device& device, Communicator* comm)
 void Rank::BeginStep(const StepPlan& plan) {
   peer_timeout_ = PeerTimeout(options_, plan);
   device_.SetWaitLimit(peer_timeout_);
+  reserved_ = absl::OkStatus();
   if (placement_ranks_ != ranks() || cached_placements_.size() > kMaxCachedPlacements) {
     cached_placements_.clear();
     placement_ranks_ = ranks();
@@ -61,7 +62,12 @@ std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
     // An eighth more than before, so that a prompt that grows step by step seldom moves it.
     const size_t wanted = std::max({bytes, buffer.size() + buffer.size() / 8, kMinBufferBytes});
     buffer = DeviceBuffer();
-    buffer = device_.Allocate(wanted, name);
+    absl::StatusOr<DeviceBuffer> taken = device_.Allocate(wanted, name);
+    if (!taken.ok()) {
+      reserved_.Update(taken.status());
+      return nullptr;
+    }
+    buffer = *std::move(taken);
   }
   return buffer.data();
 }

@@ -66,8 +66,13 @@ class Rank {
   Instant Deadline() const { return options_.clock->Now() + peer_timeout_; }
 
   // A buffer of at least `bytes` that lives on between steps; `name` and `index` say which. Its
-  // contents and address are lost when it grows. REQUIRES: nothing queued uses it.
+  // contents and address are lost when it grows. Null when the device has no such memory: ask
+  // `reserved` before anything that uses buffers is queued. REQUIRES: nothing queued uses it.
   std::byte* Reserve(std::string_view name, int index, size_t bytes);
+  // The first failure of Reserve in this step.
+  const absl::Status& reserved() const { return reserved_; }
+  // Gives all buffers back, so that a smaller step finds room. REQUIRES: nothing queued uses them.
+  void DropBuffers() { buffers_.clear(); }
 
  private:
   struct CachedPlacement {
@@ -85,6 +90,7 @@ class Rank {
   std::vector<CachedPlacement> cached_placements_;
   std::vector<const Placement*> step_placements_;
   std::map<std::pair<std::string, int>, DeviceBuffer> buffers_;
+  absl::Status reserved_;
 };
 
 // The transfers of one step: started with the step's deadline, counted into its result, and none

@@ -36,8 +36,8 @@ void CpuDevice::Queue(const OpLabel& label, Work work) {
   });
 }
 
-DeviceBuffer CpuDevice::Allocate(size_t bytes, std::string_view what) {
-  if (bytes == 0) return {};
+absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(size_t bytes, std::string_view what) {
+  if (bytes == 0) return DeviceBuffer();
   auto memory = std::make_shared<AlignedBuffer>(bytes);
   std::byte* data = memory->data();
   rank_.ledger->Add(what, bytes);

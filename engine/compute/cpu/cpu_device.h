@@ -26,7 +26,7 @@ class CpuDevice final : public Device {
   CpuDevice(CpuModel& model, const CpuDeviceOptions& options);
   ~CpuDevice() override;
 
-  DeviceBuffer Allocate(size_t bytes, std::string_view what) override;
+  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) override;
   // The model's expanded weights are shared: see ExpandedWeights::bytes().
   std::vector<MemoryUse> Memory() const override { return rank_.ledger->Uses(); }
   Stream& stream() override { return *stream_; }

@@ -1,12 +1,9 @@
 #include "engine/compute/cuda/cuda_device.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/aligned_buffer.h"
 #include "engine/compute/cuda/cuda_head.h"
 #include "engine/compute/cuda/cuda_rows.h"
 #include "engine/compute/cuda/kernels/attention.h"
@@ -53,20 +50,10 @@ void CudaDevice::Queue(const OpLabel& label, Work work) {
   stream_->Enqueue(label, [work = std::move(work)](cudaStream_t) { return work(); });
 }
 
-DeviceBuffer CudaDevice::Allocate(size_t bytes, std::string_view what) {
-  absl::StatusOr<DeviceBuffer> buffer = rank_->memory.Allocate(bytes, what);
-  if (!buffer.ok() && lost()) {
-    stream_->Fail(buffer.status());
-    // Addresses for what is queued from here on and dropped.
-    auto in_place = std::make_shared<AlignedBuffer>(bytes);
-    return DeviceBuffer(in_place->data(), bytes, [in_place](std::byte*) {});
-  }
-  if (!buffer.ok()) {
-    // As on the CPU: a step that has begun cannot go on, and memory was planned for it.
-    std::fprintf(stderr, "%s\n", buffer.status().ToString().c_str());
-    std::abort();
-  }
-  return *std::move(buffer);
+void CudaDevice::Recover() {
+  const bool no_memory = absl::IsResourceExhausted(stream_->status());
+  stream_->Clear();
+  if (no_memory && stream_->status().ok()) rank_->DropScratch();
 }
 
 WorkCounters CudaDevice::TakeCounters() {

@@ -24,7 +24,9 @@ class CudaDevice final : public Device {
                                                           const CudaRankOptions& options);
   ~CudaDevice() override;
 
-  DeviceBuffer Allocate(size_t bytes, std::string_view what) override;
+  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) override {
+    return rank_->memory.Allocate(bytes, what);
+  }
   std::vector<MemoryUse> Memory() const override { return rank_->memory.ledger().Uses(); }
   Stream& stream() override { return *stream_; }
   const CudaGpu& gpu() const { return rank_->gpu; }
@@ -32,7 +34,7 @@ class CudaDevice final : public Device {
   int64_t graphs_replayed() const { return tokens_.graphs_replayed(); }
   TraceBuffer& trace() override { return *trace_; }
   WorkCounters TakeCounters() override;
-  void Recover() override { stream_->Clear(); }
+  void Recover() override;
   void Abort(absl::Status status) override { stream_->Fail(status); }
   bool lost() override { return stream_->DeviceLost(); }
   void SetWaitLimit(Duration) override {}

@@ -20,8 +20,6 @@ absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view
   void* data = nullptr;
   if (const cudaError_t error = cudaMallocAsync(&data, bytes, stream_.get());
       error != cudaSuccess) {
-    // The error is told here: the next call must not find it again.
-    (void)cudaGetLastError();
     return CudaStatus(
         error, absl::StrCat("taking ", bytes, " bytes for \"", std::string(what), "\""), device);
   }
@@ -29,16 +27,27 @@ absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view
   return DeviceBuffer(static_cast<std::byte*>(data), bytes,
                       [stream = &stream_, device, ledger = ledger_, what = std::string(what),
                        bytes](std::byte* freed) {
-                        (void)cudaSetDevice(device);
-                        (void)cudaFreeAsync(freed, stream->get());
+                        IgnoreCuda(cudaSetDevice(device));
+                        IgnoreCuda(cudaFreeAsync(freed, stream->get()));
                         ledger->Remove(what, bytes);
                       });
 }
 
+void CudaMemory::DropScratch() {
+  for (CudaScratch* scratch : scratch_) scratch->Drop();
+}
+
+CudaScratch::CudaScratch(CudaMemory& memory, std::string what)
+    : memory_(memory), what_(std::move(what)) {
+  memory_.scratch_.push_back(this);
+}
+
+CudaScratch::~CudaScratch() { std::erase(memory_.scratch_, this); }
+
 absl::StatusOr<std::byte*> CudaScratch::Reserve(size_t bytes) {
   if (buffer_.size() < bytes) {
     // The old one goes first, so that the two never count together.
-    buffer_ = DeviceBuffer();
+    Drop();
     RF_ASSIGN_OR_RETURN(buffer_, memory_.Allocate(bytes, what_));
   }
   return buffer_.data();

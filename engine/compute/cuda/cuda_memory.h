@@ -14,6 +14,8 @@
 
 namespace ringfill {
 
+class CudaScratch;
+
 // Used by the host thread of its stream, which outlives it; buffers go before the stream too.
 class CudaMemory {
  public:
@@ -23,11 +25,16 @@ class CudaMemory {
   // For work that is queued on the stream from now on, or behind such work; aligned to 256 bytes.
   // RESOURCE_EXHAUSTED naming the buffer when the device has no such memory.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what);
+  // Gives all scratch back, so that a smaller step finds room. REQUIRES: no work is queued.
+  void DropScratch();
   MemoryLedger& ledger() { return *ledger_; }
   CudaStream& stream() { return stream_; }
 
  private:
+  friend class CudaScratch;
+
   CudaStream& stream_;
+  std::vector<CudaScratch*> scratch_;
   const std::shared_ptr<MemoryLedger> ledger_;
 };
 
@@ -35,11 +42,15 @@ class CudaMemory {
 // further order: each use comes behind the one before.
 class CudaScratch {
  public:
-  CudaScratch(CudaMemory& memory, std::string what) : memory_(memory), what_(std::move(what)) {}
+  CudaScratch(CudaMemory& memory, std::string what);
+  ~CudaScratch();
+  CudaScratch(const CudaScratch&) = delete;
+  CudaScratch& operator=(const CudaScratch&) = delete;
 
   // At least `bytes`; the contents are lost when it grows. Called by queued work too.
   absl::StatusOr<std::byte*> Reserve(size_t bytes);
   std::byte* data() const { return buffer_.data(); }
+  void Drop() { buffer_ = DeviceBuffer(); }
 
  private:
   CudaMemory& memory_;

@@ -65,7 +65,9 @@ absl::Status CudaRank::Prepare(const CudaRankOptions& options) {
   } else {
     products = MakePlainProducts(gpu.index);
   }
-  RF_ASSIGN_OR_RETURN(weights, CudaWeights::Load(model, options.weights, memory));
+  RF_ASSIGN_OR_RETURN(weights, CudaWeights::Load(model, options.weights, memory, options.stopped));
+  RF_RETURN_IF_ERROR(stream.KeepPinned(kPinnedListBytes, kPinnedLists));
+  RF_RETURN_IF_ERROR(stream.KeepPinned(PinnedLogitBytes(config), 1));
   RF_ASSIGN_OR_RETURN(
       slab, memory.Allocate(static_cast<size_t>(pages) * geometry.PageBytes(), "kv pages"));
   ChooseAttention();
@@ -78,7 +80,7 @@ absl::Status CudaRank::Prepare(const CudaRankOptions& options) {
     return CudaStatus(cudaMemcpyAsync(frequency.data(), pinned, bytes, cudaMemcpyHostToDevice, on),
                       "cudaMemcpyAsync", gpu.index);
   });
-  return stream.Synchronize(Instant::max());
+  return stream.Synchronize(Clock::Real().Now() + kTrialLimit);
 }
 
 absl::Status CudaRank::TryFused() {

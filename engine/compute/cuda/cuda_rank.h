@@ -2,11 +2,13 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string_view>
 
+#include "base/clock.h"
 #include "base/status.h"
 #include "engine/compute/batch.h"
 #include "engine/compute/cuda/cuda_api.h"
@@ -28,9 +30,15 @@ struct CudaRankOptions {
   int64_t pages = 0;
   int page_tokens = 64;
   CudaWeightsPlan weights;
+  // Asked while weights are taken to the GPU: true when nobody needs the rank any more.
+  std::function<bool()> stopped = {};
   // Empty: plain ones.
   std::function<absl::StatusOr<std::unique_ptr<Products>>(CudaMemory& memory)> make_products = {};
 };
+
+// Of what a rank tries out when it starts: seconds of work at most, so that beyond it the GPU
+// hangs.
+inline constexpr Duration kTrialLimit = std::chrono::minutes(1);
 
 // Work on the stream runs one at a time, so that scratch serves each operation in turn. Members are
 // used by queued work alone.
@@ -60,6 +68,12 @@ struct CudaRank {
                        std::function<absl::Status(const std::byte*)> use);
   // `report` zeroed, for a kernel that fills it.
   absl::StatusOr<std::byte*> ZeroReport(size_t bytes);
+
+  // REQUIRES: no work is queued.
+  void DropScratch() {
+    batch_ = nullptr;
+    memory.DropScratch();
+  }
 
   int group() const { return config.heads / config.kv_heads; }
   int64_t qkv_width() const { return config.q_width() + 2 * config.kv_width(); }

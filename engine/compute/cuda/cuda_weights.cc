@@ -15,6 +15,11 @@ namespace {
 constexpr size_t kCopyBytes = size_t{8} << 20;
 constexpr size_t kMatrixAlignment = 256;
 
+// No copy takes longer: the GPU hangs.
+constexpr Duration kCopyLimit = std::chrono::minutes(1);
+
+Instant CopyDeadline() { return Clock::Real().Now() + kCopyLimit; }
+
 size_t StoredBytes(const WeightMatrix& w) {
   return static_cast<size_t>(w.rows) * WeightRowBytes(w.type, w.cols);
 }
@@ -49,11 +54,13 @@ bool Tied(const Model& model) { return model.output().data == model.embedding().
 
 }  // namespace
 
-CudaWeights::CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory)
+CudaWeights::CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory,
+                         const std::function<bool()>& stopped)
     : model_(model),
       config_(model.config()),
       plan_(plan),
       memory_(memory),
+      stopped_(stopped),
       bounce_(memory, "weight upload"),
       output_block_(memory, "output head") {
   RF_CHECK(plan.expanded_layers >= std::min(2, config_.layers));
@@ -62,8 +69,9 @@ CudaWeights::CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMe
 
 absl::StatusOr<std::unique_ptr<CudaWeights>> CudaWeights::Load(const Model& model,
                                                                const CudaWeightsPlan& plan,
-                                                               CudaMemory& memory) {
-  std::unique_ptr<CudaWeights> weights(new CudaWeights(model, plan, memory));
+                                                               CudaMemory& memory,
+                                                               std::function<bool()> stopped) {
+  std::unique_ptr<CudaWeights> weights(new CudaWeights(model, plan, memory, stopped));
   RF_RETURN_IF_ERROR(weights->UploadAll());
   return weights;
 }
@@ -97,7 +105,9 @@ absl::Status CudaWeights::UploadAll() {
     RF_ASSIGN_OR_RETURN(output_, Store({&model_.output()}, "output head"));
   }
   copies_.clear();
-  return memory_.stream().Synchronize(Instant::max());
+  RF_RETURN_IF_ERROR(memory_.stream().Synchronize(CopyDeadline()));
+  bounce_.Drop();
+  return absl::OkStatus();
 }
 
 absl::Status CudaWeights::UploadNorms() {
@@ -119,7 +129,8 @@ absl::Status CudaWeights::Pace() {
   if (copies_.size() <= 2) return absl::OkStatus();
   const EventPtr oldest = copies_.front();
   copies_.erase(copies_.begin());
-  return oldest->Await(Instant::max());
+  if (stopped_ && stopped_()) return absl::CancelledError("told to stop while weights came");
+  return oldest->Await(CopyDeadline());
 }
 
 absl::Status CudaWeights::CopyIn(const std::byte* from, size_t bytes, std::byte* to) {

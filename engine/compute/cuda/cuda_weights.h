@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -20,10 +21,12 @@ namespace ringfill {
 // Used by work that is queued on the memory's stream.
 class CudaWeights {
  public:
-  // Uploads everything; the host waits. `model` outlives the result.
+  // Uploads everything; the host waits. `model` outlives the result. `stopped`, asked between
+  // copies, may be empty; CANCELLED when it says true. DEADLINE_EXCEEDED when the GPU hangs.
   static absl::StatusOr<std::unique_ptr<CudaWeights>> Load(const Model& model,
                                                            const CudaWeightsPlan& plan,
-                                                           CudaMemory& memory);
+                                                           CudaMemory& memory,
+                                                           std::function<bool()> stopped = {});
 
   struct Layer {
     const float* attention_norm;  // [width]
@@ -51,7 +54,8 @@ class CudaWeights {
     std::vector<size_t> offsets;
   };
 
-  CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory);
+  CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory,
+              const std::function<bool()>& stopped);
   absl::Status UploadAll();
   absl::Status UploadNorms();
   // Bytes to the device, through pinned memory.
@@ -61,13 +65,14 @@ class CudaWeights {
   absl::StatusOr<StoredLayer> Store(const std::vector<const WeightMatrix*>& matrices,
                                     std::string_view what);
   Bf16* PlaceOf(int layer) const;
-  // The host does not run ahead of the copies by more than two.
+  // The host does not run ahead of the copies by more than two, and gives up when told to.
   absl::Status Pace();
 
   const Model& model_;
   const ModelConfig& config_;
   const CudaWeightsPlan plan_;
   CudaMemory& memory_;
+  const std::function<bool()> stopped_;
   int resident_ = 0;  // layers that keep their place
   size_t layer_bytes_ = 0;
   DeviceBuffer expanded_;

@@ -66,6 +66,7 @@ void DeviceMemory::Reset(size_t bytes_per_device) {
     // Addresses stay used up, so that a pointer kept from before is still recognised.
     device.allocations.clear();
     device.used = 0;
+    device.most = total_;
   }
   for (size_t i = 0; i < kMaxDevices; ++i) pool_access_[i] = 1u << i;
 }
@@ -80,7 +81,7 @@ void* DeviceMemory::Allocate(int index, size_t bytes, bool pooled) {
   MutexLock lock(&mutex_);
   Device& device = At(index);
   const size_t span = (bytes + kGranule - 1) / kGranule * kGranule + kGranule;
-  if (bytes > total_ - device.used) return nullptr;
+  if (bytes > device.most - device.used) return nullptr;
   const size_t offset = FindSpace(device, span);
   if (offset == kDeviceSpan) return nullptr;
   auto allocation = std::make_unique<Allocation>();
@@ -158,14 +159,20 @@ bool DeviceMemory::Free(void* p) {
   return true;
 }
 
+void DeviceMemory::Limit(int device, size_t free_bytes) {
+  MutexLock lock(&mutex_);
+  At(device).most = At(device).used + free_bytes;
+}
+
 size_t DeviceMemory::total() const {
   MutexLock lock(&mutex_);
   return total_;
 }
 
-size_t DeviceMemory::used(int device) const {
+size_t DeviceMemory::left(int device) const {
   MutexLock lock(&mutex_);
-  return devices_[static_cast<size_t>(device)].used;
+  const Device& of = devices_[static_cast<size_t>(device)];
+  return of.most - of.used;
 }
 
 void DeviceMemory::Open(int device) {

@@ -43,8 +43,10 @@ class DeviceMemory {
   void SetPoolAccess(int device, int peer, bool access);
   // False when `p` is not the start of a live allocation.
   bool Free(void* p);
+  // The device has `free_bytes` more than is used, until Reset.
+  void Limit(int device, size_t free_bytes);
   size_t total() const;
-  size_t used(int device) const;
+  size_t left(int device) const;
 
   // Makes a device's memory accessible, until as many calls of Close.
   void Open(int device);
@@ -85,6 +87,7 @@ class DeviceMemory {
     size_t next = kGranule;  // offset of the next allocation,
     bool used_up = false;    // until the end was reached
     size_t used = 0;
+    size_t most = 0;  // that may be used
     int open = 0;
   };
 

@@ -96,6 +96,7 @@ void KillDevice(int device, cudaError_t error) { Runtime::Get().FailDevice(devic
 void KillDeviceAfter(int device, int operations, cudaError_t error) {
   Runtime::Get().FailDeviceAfter(device, operations, error);
 }
+void LimitMemory(int device, size_t free_bytes) { DeviceMemory::Get().Limit(device, free_bytes); }
 Counters GetCounters() { return Runtime::Get().counters(); }
 
 }  // namespace ringfill::cuda_emulation

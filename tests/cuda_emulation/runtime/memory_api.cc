@@ -139,10 +139,14 @@ cudaError_t cudaFree(void* p) {
   return Return(error);
 }
 
+// Memory whose free is queued on the same stream counts as free.
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
   if (Runtime::Get().CaptureStatus(stream) != cudaStreamCaptureStatusNone) {
     return Return(cudaErrorNotSupported);
   }
+  const cudaError_t error = Allocate(p, bytes, true);
+  if (error != cudaErrorMemoryAllocation) return Return(error);
+  if (const cudaError_t waited = Runtime::Get().SynchronizeStream(stream)) return Return(waited);
   return Return(Allocate(p, bytes, true));
 }
 
@@ -194,6 +198,7 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned int flags) {
   if (const cudaError_t error = CheckDevice()) return Return(error);
   if (const cudaError_t error = Runtime::Get().CheckNotCapturing()) return Return(error);
   if (p == nullptr || flags > cudaHostAllocPortable) return Return(cudaErrorInvalidValue);
+  Runtime::Get().Count(&Counters::pinned);
   *p = bytes == 0 ? nullptr : AllocatePinned(bytes);
   return Return(cudaSuccess);
 }
@@ -207,6 +212,7 @@ cudaError_t cudaFreeHost(void* p) {
     // What a failed device had queued was dropped.
     (void)runtime.SynchronizeDevice(i);
   }
+  runtime.Count(&Counters::unpinned);
   return Return(FreePinned(p) ? cudaSuccess : cudaErrorInvalidValue);
 }
 
@@ -225,7 +231,7 @@ cudaError_t cudaHostUnregister(void* p) {
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   if (const cudaError_t error = CheckDevice()) return Return(error);
   *total = DeviceMemory::Get().total();
-  *free = *total - DeviceMemory::Get().used(CurrentDevice());
+  *free = DeviceMemory::Get().left(CurrentDevice());
   return Return(cudaSuccess);
 }
 

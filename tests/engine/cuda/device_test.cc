@@ -12,6 +12,7 @@
 #include "engine/compute/cuda/cuda_device.h"
 #include "engine/compute/cuda/cuda_graphs.h"
 #include "engine/compute/cuda/cuda_memory.h"
+#include "engine/compute/cuda/pinned_memory.h"
 #include "engine/compute/cuda/products.h"
 #include "engine/worker/cuda_backend.h"
 #include "engine/worker/rank_machine.h"
@@ -79,6 +80,61 @@ TEST(CudaStatusTest, NamesCallDeviceAndHint) {
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(status.message()), HasSubstr("cudaMalloc on device 2"));
   EXPECT_THAT(std::string(status.message()), HasSubstr("kv.memory_fraction"));
+}
+
+// Libraries look at CUDA's last error behind their own calls: what has been told must not be there.
+TEST(CudaStatusTest, AnErrorThatIsToldIsNotLeftBehind) {
+  ResetGpus(1, 1);
+  const auto failed = [] {
+    void* none = nullptr;
+    const cudaError_t error = cudaMalloc(&none, size_t{1} << 50);
+    EXPECT_EQ(cudaPeekAtLastError(), cudaErrorMemoryAllocation);
+    return error;
+  };
+  EXPECT_FALSE(CudaStatus(failed(), "cudaMalloc", 0).ok());
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  IgnoreCuda(failed());
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+  cuda_emulation::SetQuiet(true);
+  EXPECT_FALSE(AwaitCudaEvent(nullptr, InTwoMinutes()).ok());
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);
+}
+
+class PinnedPoolTest : public testing::Test {
+ protected:
+  PinnedPoolTest() { ResetGpus(1, 1); }
+  // Takes pieces of these sizes at once.
+  void Take(const std::vector<size_t>& sizes) {
+    std::vector<PinnedPiece> pieces;
+    for (const size_t size : sizes) pieces.push_back(pool_.Take(size).value());
+  }
+  static uint64_t Calls() {
+    const cuda_emulation::Counters counters = cuda_emulation::GetCounters();
+    return counters.pinned + counters.unpinned;
+  }
+
+  PinnedPool pool_;
+};
+
+TEST_F(PinnedPoolTest, WhatWasTakenOnceIsKept) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  const std::vector<size_t> sizes = {64 * kMiB, 100, 64 * kMiB, 9 * kMiB, 64 * kMiB, 300, 5000};
+  Take(sizes);
+  const uint64_t before = Calls();
+  for (int step = 0; step < 5; ++step) Take(sizes);
+  EXPECT_EQ(Calls(), before);
+  // A little more of each.
+  Take({64 * kMiB - 100, 500, 64 * kMiB, 9 * kMiB + 5000, 64 * kMiB, 3000, 50000});
+  EXPECT_EQ(Calls(), before);
+}
+
+TEST_F(PinnedPoolTest, SmallPiecesDoNotTakeTheLargeBlocks) {
+  constexpr size_t kMiB = size_t{1} << 20;
+  ASSERT_TRUE(pool_.Add(32 * kMiB, 1).ok());
+  ASSERT_TRUE(pool_.Add(1 * kMiB, 2).ok());
+  const uint64_t before = Calls();
+  for (int step = 0; step < 5; ++step) Take({1000, 1 * kMiB, 30 * kMiB});
+  EXPECT_EQ(Calls(), before);
 }
 
 class CudaStreamTest : public testing::TestWithParam<int> {
@@ -429,7 +485,8 @@ std::vector<float> LogitsOf(const PassTestModel& text, CudaDevice& device,
   for (const Stage s : {Stage::kQkv, Stage::kStates, Stage::kOutput, Stage::kFfn}) {
     bytes = std::max(bytes, device.TokenBytes(s, batch->tokens(), 1));
   }
-  const DeviceBuffer even = device.Allocate(bytes, "send"), odd = device.Allocate(bytes, "send");
+  const DeviceBuffer even = device.Allocate(bytes, "send").value(),
+                     odd = device.Allocate(bytes, "send").value();
   device.BeginTokens(batch);
   for (int layer = 0; layer < c.layers; ++layer) {
     device.TokenQkv(layer, even.data());
@@ -501,8 +558,9 @@ TEST(TokensTest, StoppedTokensSeeNothingAndAreStoredNowhere) {
   rest->stores.resize(kStopped);
   using Stage = Device::TokenStage;
   const size_t bytes = device->TokenBytes(Stage::kStates, kTokens, 1);
-  const DeviceBuffer qkv = device->Allocate(device->TokenBytes(Stage::kQkv, kTokens, 1), "send");
-  const DeviceBuffer states = device->Allocate(bytes, "send");
+  const DeviceBuffer qkv =
+      device->Allocate(device->TokenBytes(Stage::kQkv, kTokens, 1), "send").value();
+  const DeviceBuffer states = device->Allocate(bytes, "send").value();
   device->BeginTokens(batch);
   device->StopTokens(rest);
   device->TokenQkv(0, qkv.data());
@@ -521,16 +579,46 @@ TEST(TokensTest, StoppedTokensSeeNothingAndAreStoredNowhere) {
   }
 }
 
-TEST(CudaDeviceTest, ALostDeviceGivesBuffersThatNothingTouches) {
+TEST(CudaDeviceTest, MemoryThatIsNotThereIsAnErrorAndNothingElse) {
+  const PassTestModel text(GpuTinyModel(), 40);
+  const auto device = DeviceWith(text, {text.model->config().layers, true});
+  cuda_emulation::LimitMemory(0, size_t{1} << 20);
+  const auto refused = device->Allocate(size_t{2} << 20, "shards");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.status().message()), HasSubstr("2097152 bytes for \"shards\""));
+  EXPECT_FALSE(device->lost());
+  EXPECT_TRUE(device->stream().Synchronize(InTwoMinutes()).ok());
+  EXPECT_TRUE(device->Allocate(size_t{1} << 20, "shards").ok());
+}
+
+TEST(CudaDeviceTest, ALostDeviceGivesNoBuffers) {
   const PassTestModel text(GpuTinyModel(), 40);
   const auto device = DeviceWith(text, {text.model->config().layers, true});
   EXPECT_FALSE(device->lost());
   cuda_emulation::KillDevice(0);
   EXPECT_TRUE(device->lost());
-  const DeviceBuffer buffer = device->Allocate(size_t{1} << 20, "shards");
-  EXPECT_NE(buffer.data(), nullptr);
-  device->TokenQkv(0, buffer.data());
+  const auto refused = device->Allocate(size_t{1} << 20, "shards");
+  EXPECT_EQ(refused.status().code(), absl::StatusCode::kInternal) << refused.status();
   EXPECT_FALSE(device->stream().Synchronize(InTwoMinutes()).ok());
+}
+
+TEST(CudaWeightsTest, UploadEndsWhenNobodyNeedsItAnyMore) {
+  const PassTestModel text(GpuTinyModel(), 40);
+  ResetGpus(1, 5);
+  for (const int asked : {0, 5}) {
+    int left = asked;
+    const auto device =
+        CudaDevice::Make(text.model, {.gpu = FirstGpu(),
+                                      .pages = 64,
+                                      .page_tokens = 16,
+                                      .weights = {text.model->config().layers, true},
+                                      .stopped = [&left] { return left-- == 0; }});
+    EXPECT_EQ(device.status().code(), absl::StatusCode::kCancelled) << device.status();
+    EXPECT_EQ(left, -1);
+  }
+  CudaGpu gpu = FirstGpu();
+  ASSERT_TRUE(LookAtMemory(gpu).ok());
+  EXPECT_EQ(gpu.free_bytes, gpu.total_bytes);
 }
 
 TEST(CudaWeightsTest, LayersExpandedInTurnGiveTheSameBits) {

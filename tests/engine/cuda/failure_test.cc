@@ -23,7 +23,7 @@ using cuda_emulation::KillDevice;
 using cuda_emulation::KillDeviceAfter;
 using testing::HasSubstr;
 
-constexpr size_t kPrompt = 80, kOtherPrompt = 40;
+constexpr size_t kPrompt = 80, kOtherPrompt = 40, kLargePrompt = 400;
 constexpr int kAnswer = 10;
 // Both prompts are through in four steps; the stages of decode are graphs from the second on.
 constexpr uint64_t kInPrefill = 2, kAtItsEnd = 4, kInDecode = 9;
@@ -66,6 +66,12 @@ void ExpectTwoRequestsRight(EngineRunner& runner) {
   const Model& model = runner.engine().model();
   ExpectMatchesReference(model, Prompt(kPrompt), outcomes[0], kGpuTolerance);
   ExpectMatchesReference(model, Prompt(kOtherPrompt), outcomes[1], kGpuTolerance);
+}
+
+void ExpectOneRequestRight(EngineRunner& runner, size_t prompt) {
+  const Outcome outcome = runner.Run(Greedy(Prompt(prompt), kAnswer));
+  EXPECT_EQ(outcome.tokens.size(), static_cast<size_t>(kAnswer)) << outcome.status;
+  ExpectMatchesReference(runner.engine().model(), Prompt(prompt), outcome, kGpuTolerance);
 }
 
 // What the engine says of itself when it is idle again.
@@ -124,6 +130,22 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuStepFailureTest,
                          testing::Combine(testing::Values(2, 3, 4),
                                           testing::Values(kInPrefill, kAtItsEnd, kInDecode)),
                          GpusName);
+
+TEST_P(GpuStepFailureTest, AStepThatIsTooLargeEndsItsRequestsAlone) {
+  EngineOptions options = Options();
+  // Buffers of replicated tokens do not grow with the prompt.
+  if (options.mode == TokenMode::kReplicated) options.mode = TokenMode::kDealt;
+  auto runner = Engine(options);
+  ExpectOneRequestRight(*runner, kOtherPrompt);
+  // Room for what it takes now and for lists, not for the buffers of more tokens.
+  cuda_emulation::LimitMemory(ranks() / 2, size_t{4} << 10);
+  const Outcome large = runner->Run(Greedy(Prompt(kLargePrompt), kAnswer));
+  EXPECT_EQ(large.status.code(), absl::StatusCode::kResourceExhausted) << large.status;
+  EXPECT_THAT(std::string(large.status.message()), HasSubstr("has no memory for the step"));
+  ExpectRing(*runner, ranks(), 1);
+  for (int i = 0; i < 2; ++i) ExpectOneRequestRight(*runner, kOtherPrompt);
+  ExpectRing(*runner, ranks(), 1);
+}
 
 class GpuRareFailureTest : public GpuStepFailureTest {};
 
@@ -219,6 +241,23 @@ TEST(GpuFailureTest, OneThatDiesWhileNothingRunsIsMissedByTheNextRequest) {
     // What the step that missed it was about to write.
     EXPECT_LE(runner->engine().Status().recomputed_tokens, 32);
   }
+}
+
+// CUDA waits for all GPUs when it pins memory or frees it.
+TEST(GpuFailureTest, StepsOfAKnownSizePinNothing) {
+  ResetGpus(2, 2);
+  auto runner = Engine(FailureOptions(2, 0));
+  const auto pinned = [] {
+    const cuda_emulation::Counters counters = cuda_emulation::GetCounters();
+    return std::pair(counters.pinned, counters.unpinned);
+  };
+  const auto at_start = pinned();
+  ExpectOneRequestRight(*runner, kPrompt);
+  EXPECT_EQ(pinned(), at_start) << "what is taken at start suffices for small steps";
+  ExpectOneRequestRight(*runner, kLargePrompt);
+  const auto warm = pinned();
+  for (int i = 0; i < 2; ++i) ExpectOneRequestRight(*runner, kLargePrompt);
+  EXPECT_EQ(pinned(), warm);
 }
 
 TEST(GpuFailureTest, OneAfterTheOtherDownToNone) {

@@ -177,8 +177,8 @@ TEST(VirtualDevice, ReplicatedTokensCostASliceOfEachMatrix) {
 TEST(VirtualDevice, MemoryIsAddressSpaceThatIsAccountedFor) {
   Rank rank;
   {
-    DeviceBuffer large = rank.device.Allocate(size_t{1} << 40, "ring");
-    DeviceBuffer small = rank.device.Allocate(10, "x");
+    DeviceBuffer large = rank.device.Allocate(size_t{1} << 40, "ring").value();
+    DeviceBuffer small = rank.device.Allocate(10, "x").value();
     EXPECT_NE(large.data(), nullptr);
     EXPECT_EQ(large.size(), size_t{1} << 40);
   }

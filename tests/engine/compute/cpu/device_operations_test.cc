@@ -47,11 +47,12 @@ class DeviceOperationsTest : public testing::TestWithParam<int> {
     batch_ = ring_->HomeBatch(0, chunks_);
     sight_ = ring_->Sight(*batch_, 0, chunks_);
     const int64_t rows = batch_->rows();
-    x_ = device_->Allocate(static_cast<size_t>(rows * config.width) * sizeof(float), "x");
-    angles_ = device_->Allocate(device_->AngleBytes(rows), "angles");
-    q_ = device_->Allocate(device_->QueryBytes(rows), "q");
-    state_ = device_->Allocate(device_->StateBytes(rows), "state");
-    outbox_ = device_->Allocate(device_->KvRowBytes() * static_cast<size_t>(rows), "outbox");
+    x_ = device_->Allocate(static_cast<size_t>(rows * config.width) * sizeof(float), "x").value();
+    angles_ = device_->Allocate(device_->AngleBytes(rows), "angles").value();
+    q_ = device_->Allocate(device_->QueryBytes(rows), "q").value();
+    state_ = device_->Allocate(device_->StateBytes(rows), "state").value();
+    outbox_ =
+        device_->Allocate(device_->KvRowBytes() * static_cast<size_t>(rows), "outbox").value();
     buffers_ = {x_.data(), angles_.data(), q_.data(), outbox_.data()};
     device_->EmbedRows(batch_, buffers_);
   }
@@ -78,7 +79,7 @@ class DeviceOperationsTest : public testing::TestWithParam<int> {
   }
   std::vector<std::byte> LayerOfPages(int layer, const std::vector<PageId>& pages) {
     const size_t bytes = pages.size() * ring_->model().geometry().LayerBytes();
-    const DeviceBuffer shard = device_->Allocate(bytes, "shard");
+    const DeviceBuffer shard = device_->Allocate(bytes, "shard").value();
     device_->CopyPages(layer, std::make_shared<const std::vector<PageId>>(pages), shard.data());
     EXPECT_TRUE(Sync().ok());
     return {shard.data(), shard.data() + bytes};
@@ -167,7 +168,7 @@ TEST_P(DeviceOperationsTest, PoolAndShardGiveEqualBits) {
       }
       pages.insert(pages.end(), mine.begin(), mine.end());
     }
-    const DeviceBuffer shard = device_->Allocate(pages.size() * layer_bytes, "shard");
+    const DeviceBuffer shard = device_->Allocate(pages.size() * layer_bytes, "shard").value();
     device_->CopyPages(0, std::make_shared<const std::vector<PageId>>(pages), shard.data());
     Device::AttendArgs args = AttendAll();
     args.batch = sight;
@@ -188,7 +189,7 @@ TEST_P(DeviceOperationsTest, MergedStatesOfTwoPartsEqualTheWhole) {
   for (int64_t& v : first->visible) v = std::min<int64_t>(v, 16);
   for (int64_t& v : rest->visible) v = std::max<int64_t>(v - 16, 0);
   for (KvRun& run : rest->runs) run.pages.erase(run.pages.begin());
-  const DeviceBuffer other = device_->Allocate(state_.size(), "state");
+  const DeviceBuffer other = device_->Allocate(state_.size(), "state").value();
   Device::AttendArgs args = AttendAll();
   args.batch = first;
   device_->Attend(args);
@@ -302,7 +303,7 @@ TEST_P(DeviceOperationsTest, NonFiniteProductsShowInTheSecondHalf) {
 
 TEST_P(DeviceOperationsTest, HeadersAreCheckedAndTravelOn) {
   Open();
-  const DeviceBuffer at = device_->Allocate(sizeof(RoundHeader), "ring");
+  const DeviceBuffer at = device_->Allocate(sizeof(RoundHeader), "ring").value();
   RoundHeader header;
   header.epoch = 3;
   header.layer = 1;
@@ -348,9 +349,10 @@ TEST_P(DeviceOperationsTest, MemoryIsAccountedByName) {
   EXPECT_EQ(use("kv pages").bytes, 61 * ring_->model().geometry().PageBytes());
   EXPECT_GT(use("tile scratch").bytes, 0u);
   {
-    const DeviceBuffer a = device_->Allocate(1000, "ring"), b = device_->Allocate(500, "ring");
+    const DeviceBuffer a = device_->Allocate(1000, "ring").value(),
+                       b = device_->Allocate(500, "ring").value();
     EXPECT_EQ(use("ring").bytes, 1500u);
-    DeviceBuffer moved = device_->Allocate(1, "ring");
+    DeviceBuffer moved = device_->Allocate(1, "ring").value();
     moved = DeviceBuffer();
   }
   EXPECT_EQ(use("ring").bytes, 0u);

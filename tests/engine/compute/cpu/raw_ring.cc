@@ -229,11 +229,12 @@ std::vector<RawRing::Rows> RawRing::Prefill(const std::vector<Chunk>& chunks) {
     }
     const int64_t rows = s.batch->rows();
     Device& d = device(r);
-    s.x = d.Allocate(static_cast<size_t>(rows * model_.config().width) * sizeof(float), "x");
-    s.angles = d.Allocate(d.AngleBytes(rows), "angles");
-    s.q = d.Allocate(d.QueryBytes(rows), "q");
-    s.state = d.Allocate(d.StateBytes(rows), "state");
-    s.shard = d.Allocate(s.my_pages->size() * model_.geometry().LayerBytes(), "shard");
+    s.x =
+        d.Allocate(static_cast<size_t>(rows * model_.config().width) * sizeof(float), "x").value();
+    s.angles = d.Allocate(d.AngleBytes(rows), "angles").value();
+    s.q = d.Allocate(d.QueryBytes(rows), "q").value();
+    s.state = d.Allocate(d.StateBytes(rows), "state").value();
+    s.shard = d.Allocate(s.my_pages->size() * model_.geometry().LayerBytes(), "shard").value();
   }
   RunRing(states);
   return CollectRows(chunks, states);
@@ -338,8 +339,8 @@ std::vector<RawRing::Rows> RawRing::Replicate(const std::vector<Chunk>& chunks) 
                                 device(0).TokenBytes(Stage::kFfn, tokens, ranks())});
   std::vector<DeviceBuffer> send, gathered;
   for (int r = 0; r < ranks(); ++r) {
-    send.push_back(device(r).Allocate(most, "send"));
-    gathered.push_back(device(r).Allocate(most * static_cast<size_t>(ranks()), "gathered"));
+    send.push_back(device(r).Allocate(most, "send").value());
+    gathered.push_back(device(r).Allocate(most * static_cast<size_t>(ranks()), "gathered").value());
   }
   const auto gather = [&](Stage stage) {
     Gather(send, gathered, device(0).TokenBytes(stage, tokens, ranks()));
