@@ -62,9 +62,9 @@ class CudaMachinesOfProcess final : public GpuMachines {
                      .free_bytes = static_cast<int64_t>(gpu.free_bytes)};
   }
 
-  absl::StatusOr<std::unique_ptr<RankMachine>> Make(std::shared_ptr<const Model> model,
-                                                    const WelcomeMessage& welcome,
-                                                    const WorkerGpu& gpu) const override {
+  absl::StatusOr<std::unique_ptr<RankMachine>> Make(
+      std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
+      const std::function<bool()>& stopped) const override {
     RF_RETURN_IF_ERROR(CudaDevice::CheckModel(model->config()));
     RF_ASSIGN_OR_RETURN(const CudaMemoryPlan plan, Plan(*model, welcome, gpu));
     CudaRankOptions rank;
@@ -72,6 +72,7 @@ class CudaMachinesOfProcess final : public GpuMachines {
     rank.pages = welcome.pages;
     rank.page_tokens = welcome.page_tokens;
     rank.weights = plan.weights;
+    rank.stopped = stopped;
     rank.make_products = MakeCublasProducts;
     const KvGeometry geometry = CudaKvGeometry(model->config(), welcome.page_tokens);
     RF_ASSIGN_OR_RETURN(std::unique_ptr<CudaDevice> device,

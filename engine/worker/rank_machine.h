@@ -3,6 +3,7 @@
 // rank_backend.h, whose ranks share a process.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,10 +63,10 @@ class GpuMachines {
   virtual absl::StatusOr<WorkerGpu> Look(int device) const = 0;
   // Takes its memory and brings it the weights; may take long. RESOURCE_EXHAUSTED with the numbers
   // when they do not fit beside the ring's pages, INVALID_ARGUMENT naming what of the model GPUs
-  // do not take.
-  virtual absl::StatusOr<std::unique_ptr<RankMachine>> Make(std::shared_ptr<const Model> model,
-                                                            const WelcomeMessage& welcome,
-                                                            const WorkerGpu& gpu) const = 0;
+  // do not take. `stopped` is asked meanwhile: CANCELLED when it says true.
+  virtual absl::StatusOr<std::unique_ptr<RankMachine>> Make(
+      std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
+      const std::function<bool()>& stopped) const = 0;
   // For FormMessage::group_id, where the leader is; needs no GPU.
   virtual absl::StatusOr<std::string> NewGroupId() const = 0;
 };

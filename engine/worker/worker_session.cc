@@ -73,7 +73,7 @@ WorkerSession::End WorkerSession::Run(const JoinMessage& join) {
       if (machine_ != nullptr) continue;
       std::string objection = Object(join, *welcome);
       if (objection.empty()) objection = std::string(Welcome(join, *welcome).message());
-      if (objection.empty()) continue;
+      if (objection.empty() || Ended()) continue;
       Log(LogLevel::kError, "this worker refuses the leader", {{"reason", objection}});
       link_->Finish(RefusedMessage{false, objection}, absl::FailedPreconditionError(objection),
                     kLastWords);
@@ -192,6 +192,11 @@ std::optional<ControlMessage> WorkerSession::Next() {
   return message;
 }
 
+bool WorkerSession::Ended() {
+  MutexLock lock(&mutex_);
+  return ended_.has_value();
+}
+
 std::string WorkerSession::Object(const JoinMessage& join, const WelcomeMessage& welcome) const {
   std::string mismatch = JoinMismatch(welcome, join);
   if (!mismatch.empty()) return mismatch;
@@ -218,7 +223,8 @@ absl::Status WorkerSession::Welcome(const JoinMessage& join, const WelcomeMessag
   link_->SetSilenceLimit(heartbeat_timeout_);
   RankThreads threads;
   if (welcome.device == RankDevice::kCuda) {
-    RF_ASSIGN_OR_RETURN(machine_, parts_.gpus->Make(parts_.model, welcome, join.gpu));
+    RF_ASSIGN_OR_RETURN(
+        machine_, parts_.gpus->Make(parts_.model, welcome, join.gpu, [this] { return Ended(); }));
   } else {
     threads = ThreadsFor(welcome, parts_.threads);
     machine_ = MakeCpuMachine(parts_.model, welcome, threads, parts_.listener);

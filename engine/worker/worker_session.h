@@ -49,6 +49,8 @@ class WorkerSession {
   void OnEnd(const absl::Status& why);
   // The next message for the rank's thread; nothing at the end of the connection.
   std::optional<ControlMessage> Next();
+  // The connection has: what is being done for the leader is of no use any more.
+  bool Ended();
   // A reason not to serve this leader; empty: none.
   std::string Object(const JoinMessage& join, const WelcomeMessage& welcome) const;
   // Why the rank's pages have no room here; empty: they have.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <functional>
+#include <future>
 #include <memory>
 #include <optional>
 #include <string>
@@ -69,10 +70,10 @@ class NotedMachines final : public GpuMachines {
     if (on_look_) on_look_();
     return real_->Look(device);
   }
-  absl::StatusOr<std::unique_ptr<RankMachine>> Make(std::shared_ptr<const Model> model,
-                                                    const WelcomeMessage& welcome,
-                                                    const WorkerGpu& gpu) const override {
-    return real_->Make(std::move(model), welcome, gpu);
+  absl::StatusOr<std::unique_ptr<RankMachine>> Make(
+      std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
+      const std::function<bool()>& stopped) const override {
+    return real_->Make(std::move(model), welcome, gpu, stopped);
   }
   absl::StatusOr<std::string> NewGroupId() const override {
     RF_ASSIGN_OR_RETURN(std::string id, real_->NewGroupId());
@@ -302,6 +303,54 @@ TEST_F(GpuProcessTest, TheGpuIsLookedAtBeforeTheLeaderWaits) {
   EXPECT_EQ(said_before, 0);
   ring_.reset();
   workers_.clear();
+}
+
+// A large model on a slow disk: its weights come until nobody needs them any more.
+class SlowMachines final : public GpuMachines {
+ public:
+  absl::StatusOr<WorkerGpu> Look(int device) const override { return real_->Look(device); }
+  absl::StatusOr<std::unique_ptr<RankMachine>> Make(
+      std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
+      const std::function<bool()>& stopped) const override {
+    return real_->Make(std::move(model), welcome, gpu, [this, &stopped] {
+      uploading_ = true;
+      while (!stopped()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      return true;
+    });
+  }
+  absl::StatusOr<std::string> NewGroupId() const override { return real_->NewGroupId(); }
+  bool uploading() const { return uploading_; }
+
+ private:
+  const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
+  mutable std::atomic<bool> uploading_{false};
+};
+
+TEST_F(GpuProcessTest, AWorkerThatIsToldToStopDoesSoWhileItsWeightsCome) {
+  const auto slow = std::make_shared<SlowMachines>();
+  WorkerOptions worker = Worker(0);
+  worker.gpus = slow;
+  Start(worker);
+  auto leader = std::async(std::launch::async, [this] { return StartStatus(1); });
+  ASSERT_TRUE(Eventually([&] { return slow->uploading(); }));
+  workers_[0]->Stop();
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->end() == WorkerEnd::kGoodbye; }));
+  EXPECT_FALSE(leader.get().ok());
+}
+
+TEST_F(GpuProcessTest, AWorkerThatLosesItsLeaderWhileItsWeightsComeTellsSo) {
+  const auto proxy = FaultProxy::Start(address_);
+  const auto slow = std::make_shared<SlowMachines>();
+  WorkerOptions worker = Worker(0);
+  worker.leader = proxy->address();
+  worker.gpus = slow;
+  worker.rejoin = false;
+  Start(worker);
+  auto leader = std::async(std::launch::async, [this] { return StartStatus(1); });
+  ASSERT_TRUE(Eventually([&] { return slow->uploading(); }));
+  proxy->Set({.fault = Fault::kCut});
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->end() == WorkerEnd::kLeaderGone; }));
+  EXPECT_FALSE(leader.get().ok());
 }
 
 TEST_F(GpuProcessTest, AWorkerWithoutAGpuIsRefusedByName) {
