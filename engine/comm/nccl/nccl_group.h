@@ -38,7 +38,7 @@ absl::Status CheckNccl();
 
 // Names a group to be formed; made by one of its ranks and handed to all. NCCL listens for them in
 // the process that made it, with a thread and a socket that last until all ranks have come: an
-// attempt in which one never does keeps them for good. Whoever tries again and again does it slowly.
+// attempt in which one never does keeps them for good. Whoever tries again does so slowly.
 using NcclId = std::array<std::byte, 128>;
 absl::StatusOr<NcclId> NewNcclId();
 
