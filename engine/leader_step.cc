@@ -25,8 +25,8 @@ bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
   return (results.front().stopped_mask >> chunk) & 1;
 }
 
-// Or the one of a rank without memory, since what the others say follows from it.
-const absl::Status& FirstFailure(const std::vector<RankStepResult>& results) {
+// The first failure, or that of a rank without memory: what the others say follows from it.
+const absl::Status& CauseOf(const std::vector<RankStepResult>& results) {
   const absl::Status* first = &results.front().status;
   for (const RankStepResult& result : results) {
     if (absl::IsResourceExhausted(result.status)) return result.status;
@@ -105,7 +105,7 @@ void Leader::Execute(StepPlan plan) {
   std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
   KeepSpans(results);
-  absl::Status failure = FirstFailure(results);
+  absl::Status failure = CauseOf(results);
   failure.Update(CheckAgreement(results, p_.model.config().vocab));
   if (!failure.ok()) {
     if (p_.recorder != nullptr) p_.recorder->AddFailed(plan.step);
@@ -326,6 +326,8 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
     if (active_.contains(id)) Fail(id, failed);
   };
   for (const PrefillChunk& chunk : plan.chunks) end(chunk.sequence);
+  // Decodes take little, and go on without the chunks.
+  if (too_large && !plan.chunks.empty()) return;
   for (const DecodeToken& decode : plan.decodes) end(decode.sequence);
 }
 

@@ -83,7 +83,8 @@ class Device {
   virtual Stream& stream() = 0;
   virtual TraceBuffer& trace() = 0;
   virtual WorkCounters TakeCounters() = 0;
-  // Forgets a failed step: see Stream::Clear. REQUIRES: the stream has been synchronised.
+  // Forgets a failed step: see Stream::Clear. After one without memory gives scratch back, so that
+  // a smaller step finds room. REQUIRES: the stream has been synchronised.
   virtual void Recover() = 0;
   // Makes whatever waits inside the device's operations, now or later, fail with `status` until the
   // epoch is formed anew. The first abort wins. Any thread may call it. REQUIRES: !status.ok().

@@ -35,6 +35,14 @@ Duration PeerTimeout(const RankOptions& options, const StepPlan& plan) {
 Rank::Rank(const RankOptions& options, Device& device, Communicator* comm)
     : options_(options), device_(device), comm_(comm) {}
 
+void Rank::Join(Communicator* comm) {
+  comm_ = comm;
+  if (buffers_.empty()) return;
+  buffers_.clear();
+  // Memory is free when the stream has come to it; a failure shows in the next step.
+  stream().Synchronize(options_.clock->Now() + options_.min_round_timeout).IgnoreError();
+}
+
 void Rank::BeginStep(const StepPlan& plan) {
   peer_timeout_ = PeerTimeout(options_, plan);
   device_.SetWaitLimit(peer_timeout_);
@@ -63,6 +71,9 @@ std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
     const size_t wanted = std::max({bytes, buffer.size() + buffer.size() / 8, kMinBufferBytes});
     buffer = DeviceBuffer();
     absl::StatusOr<DeviceBuffer> taken = device_.Allocate(wanted, name);
+    if (absl::IsResourceExhausted(taken.status()) && wanted > bytes) {
+      taken = device_.Allocate(bytes, name);
+    }
     if (!taken.ok()) {
       reserved_.Update(taken.status());
       return nullptr;

@@ -46,8 +46,10 @@ class Rank {
  public:
   Rank(const RankOptions& options, Device& device, Communicator* comm);
 
-  // A new epoch's communicator. REQUIRES: no step is running.
-  void Join(Communicator* comm) { comm_ = comm; }
+  // A new epoch's communicator. Buffers go, since the old one's transfers do not use them any more:
+  // a ring of others wants other sizes, and a rank without memory finds room for a smaller step.
+  // REQUIRES: no step is running, the old communicator is gone.
+  void Join(Communicator* comm);
 
   int index() const { return comm_->rank(); }
   int ranks() const { return comm_->size(); }
@@ -69,10 +71,8 @@ class Rank {
   // contents and address are lost when it grows. Null when the device has no such memory: ask
   // `reserved` before anything that uses buffers is queued. REQUIRES: nothing queued uses it.
   std::byte* Reserve(std::string_view name, int index, size_t bytes);
-  // The first failure of Reserve in this step.
+  // The first failure of Reserve in this step; the ring must form anew after one.
   const absl::Status& reserved() const { return reserved_; }
-  // Gives all buffers back, so that a smaller step finds room. REQUIRES: nothing queued uses them.
-  void DropBuffers() { buffers_.clear(); }
 
  private:
   struct CachedPlacement {

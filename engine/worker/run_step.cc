@@ -35,10 +35,7 @@ class Step {
       rank_.comm().Abort(moved);
       rank_.device().Abort(moved);
     }
-    if (!result_.status.ok() && last->done()) {
-      if (absl::IsResourceExhausted(result_.status)) rank_.DropBuffers();
-      rank_.device().Recover();
-    }
+    if (!result_.status.ok() && last->done()) rank_.device().Recover();
     result_.work = rank_.device().TakeCounters();
     if (rank_.device().trace().enabled()) result_.trace = rank_.device().trace().Take();
     return std::move(result_);

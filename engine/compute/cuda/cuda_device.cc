@@ -50,10 +50,22 @@ void CudaDevice::Queue(const OpLabel& label, Work work) {
   stream_->Enqueue(label, [work = std::move(work)](cudaStream_t) { return work(); });
 }
 
+absl::StatusOr<DeviceBuffer> CudaDevice::Allocate(size_t bytes, std::string_view what) {
+  absl::StatusOr<DeviceBuffer> buffer = rank_->memory.Allocate(bytes, what);
+  if (!absl::IsResourceExhausted(buffer.status())) return buffer;
+  // Again, when the stream has come to what frees memory.
+  RF_RETURN_IF_ERROR(stream_->Synchronize(Clock::Real().Now() + wait_limit_));
+  return rank_->memory.Allocate(bytes, what);
+}
+
 void CudaDevice::Recover() {
   const bool no_memory = absl::IsResourceExhausted(stream_->status());
   stream_->Clear();
-  if (no_memory && stream_->status().ok()) rank_->DropScratch();
+  if (!no_memory || !stream_->status().ok()) return;
+  rank_->DropScratch();
+  tokens_.DropGraphs();
+  // It is free when the stream has come to it; a failure shows in the next step.
+  stream_->Synchronize(Clock::Real().Now() + wait_limit_).IgnoreError();
 }
 
 WorkCounters CudaDevice::TakeCounters() {

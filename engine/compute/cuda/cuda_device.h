@@ -24,9 +24,7 @@ class CudaDevice final : public Device {
                                                           const CudaRankOptions& options);
   ~CudaDevice() override;
 
-  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) override {
-    return rank_->memory.Allocate(bytes, what);
-  }
+  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) override;
   std::vector<MemoryUse> Memory() const override { return rank_->memory.ledger().Uses(); }
   Stream& stream() override { return *stream_; }
   const CudaGpu& gpu() const { return rank_->gpu; }
@@ -37,7 +35,7 @@ class CudaDevice final : public Device {
   void Recover() override;
   void Abort(absl::Status status) override { stream_->Fail(status); }
   bool lost() override { return stream_->DeviceLost(); }
-  void SetWaitLimit(Duration) override {}
+  void SetWaitLimit(Duration limit) override { wait_limit_ = limit; }
 
   int64_t pages() const override { return rank_->pages; }
   void PoisonPages(std::vector<PageId> pages) override;
@@ -88,6 +86,7 @@ class CudaDevice final : public Device {
   const std::unique_ptr<CudaStream> stream_;
   const std::unique_ptr<CudaRank> rank_;
   CudaTokens tokens_;
+  Duration wait_limit_ = kTrialLimit;
 };
 
 }  // namespace ringfill

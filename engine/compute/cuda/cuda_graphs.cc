@@ -68,4 +68,10 @@ absl::Status CudaGraphs::Run(const Key& key, cudaStream_t stream,
   return CudaStatus(cudaGraphLaunch(at->second.graph.get(), stream), "cudaGraphLaunch", device_);
 }
 
+void CudaGraphs::Clear() {
+  current_ = nullptr;
+  shapes_.clear();
+  given_up_ = false;
+}
+
 }  // namespace ringfill

@@ -43,6 +43,10 @@ class CudaGraphs {
   absl::Status Run(const Key& key, cudaStream_t stream,
                    const std::function<absl::Status()>& launches);
 
+  // Forgets all, also that something could not be captured: memory may have been short.
+  // REQUIRES: none of the graphs runs.
+  void Clear();
+
   int64_t replayed() const { return replayed_; }
 
  private:

@@ -11,6 +11,14 @@ namespace {
 
 constexpr size_t kListAlignment = 16;
 
+// Freed memory stays with the device's pool, in pieces that may all be too small. Those that work
+// on the GPU is done with become the device's again.
+void Trim(int device) {
+  cudaMemPool_t pool = nullptr;
+  IgnoreCuda(cudaDeviceGetDefaultMemPool(&pool, device));
+  if (pool != nullptr) IgnoreCuda(cudaMemPoolTrimTo(pool, 0));
+}
+
 }  // namespace
 
 absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view what) {
@@ -18,8 +26,13 @@ absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view
   const int device = stream_.device();
   RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
   void* data = nullptr;
-  if (const cudaError_t error = cudaMallocAsync(&data, bytes, stream_.get());
-      error != cudaSuccess) {
+  cudaError_t error = cudaMallocAsync(&data, bytes, stream_.get());
+  if (error == cudaErrorMemoryAllocation) {
+    IgnoreCuda(error);
+    Trim(device);
+    error = cudaMallocAsync(&data, bytes, stream_.get());
+  }
+  if (error != cudaSuccess) {
     return CudaStatus(
         error, absl::StrCat("taking ", bytes, " bytes for \"", std::string(what), "\""), device);
   }

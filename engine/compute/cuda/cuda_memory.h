@@ -23,7 +23,8 @@ class CudaMemory {
       : stream_(stream), ledger_(std::make_shared<MemoryLedger>()) {}
 
   // For work that is queued on the stream from now on, or behind such work; aligned to 256 bytes.
-  // RESOURCE_EXHAUSTED naming the buffer when the device has no such memory.
+  // RESOURCE_EXHAUSTED naming the buffer when the device has no such memory, what is freed by work
+  // that has not run yet not counted unless it is as large. Does not wait.
   absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what);
   // Gives all scratch back, so that a smaller step finds room. REQUIRES: no work is queued.
   void DropScratch();

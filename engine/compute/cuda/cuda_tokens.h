@@ -43,6 +43,8 @@ class CudaTokens {
 
   // Stages that ran as graphs.
   int64_t graphs_replayed() const { return graphs_.replayed(); }
+  // REQUIRES: nothing is queued.
+  void DropGraphs() { graphs_.Clear(); }
 
  private:
   using Stage = Device::TokenStage;

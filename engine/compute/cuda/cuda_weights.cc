@@ -55,12 +55,12 @@ bool Tied(const Model& model) { return model.output().data == model.embedding().
 }  // namespace
 
 CudaWeights::CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory,
-                         const std::function<bool()>& stopped)
+                         std::function<bool()> stopped)
     : model_(model),
       config_(model.config()),
       plan_(plan),
       memory_(memory),
-      stopped_(stopped),
+      stopped_(std::move(stopped)),
       bounce_(memory, "weight upload"),
       output_block_(memory, "output head") {
   RF_CHECK(plan.expanded_layers >= std::min(2, config_.layers));
@@ -71,8 +71,9 @@ absl::StatusOr<std::unique_ptr<CudaWeights>> CudaWeights::Load(const Model& mode
                                                                const CudaWeightsPlan& plan,
                                                                CudaMemory& memory,
                                                                std::function<bool()> stopped) {
-  std::unique_ptr<CudaWeights> weights(new CudaWeights(model, plan, memory, stopped));
+  std::unique_ptr<CudaWeights> weights(new CudaWeights(model, plan, memory, std::move(stopped)));
   RF_RETURN_IF_ERROR(weights->UploadAll());
+  weights->stopped_ = nullptr;  // who asks may go
   return weights;
 }
 

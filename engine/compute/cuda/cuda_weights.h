@@ -55,7 +55,7 @@ class CudaWeights {
   };
 
   CudaWeights(const Model& model, const CudaWeightsPlan& plan, CudaMemory& memory,
-              const std::function<bool()>& stopped);
+              std::function<bool()> stopped);
   absl::Status UploadAll();
   absl::Status UploadNorms();
   // Bytes to the device, through pinned memory.
@@ -72,8 +72,8 @@ class CudaWeights {
   const ModelConfig& config_;
   const CudaWeightsPlan plan_;
   CudaMemory& memory_;
-  const std::function<bool()> stopped_;
-  int resident_ = 0;  // layers that keep their place
+  std::function<bool()> stopped_;  // while loading
+  int resident_ = 0;               // layers that keep their place
   size_t layer_bytes_ = 0;
   DeviceBuffer expanded_;
   DeviceBuffer norms_;

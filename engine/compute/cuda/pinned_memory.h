@@ -29,7 +29,8 @@ class PinnedPool {
     size_t bytes = 0;
     ~Block();
   };
-  // Blocks that nobody uses, by size. As many as were ever in use at once.
+  // Blocks that nobody uses, by size: of each, a power of two, at most as many as were ever in use
+  // at once.
   struct FreeBlocks {
     Mutex mutex;
     std::multimap<size_t, std::unique_ptr<Block>> blocks ABSL_GUARDED_BY(mutex);

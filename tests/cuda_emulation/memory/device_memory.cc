@@ -65,6 +65,7 @@ void DeviceMemory::Reset(size_t bytes_per_device) {
     device.live.clear();
     // Addresses stay used up, so that a pointer kept from before is still recognised.
     device.allocations.clear();
+    device.pool.clear();
     device.used = 0;
     device.most = total_;
   }
@@ -77,19 +78,49 @@ void DeviceMemory::Enter(const Allocation* allocation, Allocation* value) {
   for (size_t i = first; i < last; ++i) table_[i].store(value, std::memory_order_release);
 }
 
-void* DeviceMemory::Allocate(int index, size_t bytes, bool pooled) {
+bool DeviceMemory::TakeFromPool(Device& device, size_t bytes, const void* stream) {
+  Kept* best = nullptr;
+  for (Kept& kept : device.pool) {
+    const bool serves = kept.bytes >= bytes && (kept.freed || kept.stream == stream);
+    if (serves && (best == nullptr || kept.bytes < best->bytes)) best = &kept;
+  }
+  if (best == nullptr) return false;
+  best->bytes -= bytes;
+  return true;
+}
+
+void DeviceMemory::QueueFree(const void* p, const void* stream) {
+  MutexLock lock(&mutex_);
+  const int index = DeviceOf(p);
+  const Allocation* a = index < 0 ? nullptr : Find(p);
+  if (a == nullptr || a->base != p || !a->pooled || a->freed) return;
+  At(index).pool.push_back({a->bytes, p, stream});
+}
+
+void DeviceMemory::Trim(int index) {
+  MutexLock lock(&mutex_);
+  Device& device = At(index);
+  std::erase_if(device.pool, [&device](const Kept& kept) {
+    if (kept.freed) device.used -= kept.bytes;
+    return kept.freed;
+  });
+}
+
+void* DeviceMemory::Allocate(int index, size_t bytes, bool pooled, const void* stream) {
   MutexLock lock(&mutex_);
   Device& device = At(index);
   const size_t span = (bytes + kGranule - 1) / kGranule * kGranule + kGranule;
-  if (bytes > device.most - device.used) return nullptr;
   const size_t offset = FindSpace(device, span);
   if (offset == kDeviceSpan) return nullptr;
+  if (!pooled || !TakeFromPool(device, bytes, stream)) {
+    if (device.used + bytes > device.most) return nullptr;
+    device.used += bytes;
+  }
   auto allocation = std::make_unique<Allocation>();
   allocation->base = range_ + static_cast<size_t>(index) * kDeviceSpan + offset;
   allocation->bytes = bytes;
   allocation->pooled = pooled;
   device.next = offset + span;
-  device.used += bytes;
   Map(index, *allocation, device.open > 0);
   Enter(allocation.get(), allocation.get());
   device.live.push_back(allocation.get());
@@ -153,7 +184,13 @@ bool DeviceMemory::Free(void* p) {
                                   [p](const Allocation* a) { return a->base == p; });
   if (found == device.live.end()) return false;
   (*found)->freed = true;
-  device.used -= (*found)->bytes;
+  const auto kept = std::find_if(device.pool.begin(), device.pool.end(),
+                                 [p](const Kept& k) { return k.allocation == p && !k.freed; });
+  if (kept != device.pool.end()) {
+    kept->freed = true;
+  } else {
+    device.used -= (*found)->bytes;
+  }
   Unmap(**found);
   device.live.erase(found);
   return true;
@@ -161,7 +198,12 @@ bool DeviceMemory::Free(void* p) {
 
 void DeviceMemory::Limit(int device, size_t free_bytes) {
   MutexLock lock(&mutex_);
-  At(device).most = At(device).used + free_bytes;
+  Device& of = At(device);
+  for (const Kept& kept : of.pool) {
+    if (kept.freed) of.used -= kept.bytes;
+  }
+  of.pool.clear();
+  of.most = of.used + free_bytes;
 }
 
 size_t DeviceMemory::total() const {
@@ -172,7 +214,7 @@ size_t DeviceMemory::total() const {
 size_t DeviceMemory::left(int device) const {
   MutexLock lock(&mutex_);
   const Device& of = devices_[static_cast<size_t>(device)];
-  return of.most - of.used;
+  return of.most - std::min(of.most, of.used);
 }
 
 void DeviceMemory::Open(int device) {

@@ -38,12 +38,21 @@ class DeviceMemory {
   // Forgets and unmaps everything. REQUIRES: no device is open.
   void Reset(size_t bytes_per_device);
   // Aligned to 64 KiB. Null when the device has not so much left.
-  void* Allocate(int device, size_t bytes, bool pooled = false);
+  void* Allocate(int device, size_t bytes) { return Allocate(device, bytes, false, nullptr); }
+  // From the device's pool, for work of `stream`: what that has queued to be freed, and what any
+  // stream has freed, serves again where a piece of it is large enough.
+  void* AllocatePooled(int device, size_t bytes, const void* stream) {
+    return Allocate(device, bytes, true, stream);
+  }
+  // `p`, if it is from a pool, is to be freed by work of `stream`.
+  void QueueFree(const void* p, const void* stream);
+  // Gives what was freed from the device's pool back to the device.
+  void Trim(int device);
   // Whether `peer` may access the pool of `device`, from which stream-ordered memory is.
   void SetPoolAccess(int device, int peer, bool access);
   // False when `p` is not the start of a live allocation.
   bool Free(void* p);
-  // The device has `free_bytes` more than is used, until Reset.
+  // The device has `free_bytes` more than is used, and its pool keeps nothing; until Reset.
   void Limit(int device, size_t free_bytes);
   size_t total() const;
   size_t left(int device) const;
@@ -81,8 +90,16 @@ class DeviceMemory {
 #endif
   static constexpr size_t kGranule = 64 * 1024;
 
+  // Memory that a pool keeps, which still counts as used.
+  struct Kept {
+    size_t bytes;
+    const void* allocation;  // what it was
+    const void* stream;      // that frees it
+    bool freed = false;      // not only queued to be
+  };
   struct Device {
     std::vector<std::unique_ptr<Allocation>> allocations;  // freed ones too, to tell of them
+    std::vector<Kept> pool;
     std::vector<Allocation*> live;
     size_t next = kGranule;  // offset of the next allocation,
     bool used_up = false;    // until the end was reached
@@ -92,6 +109,10 @@ class DeviceMemory {
   };
 
   DeviceMemory();
+  void* Allocate(int device, size_t bytes, bool pooled, const void* stream);
+  // True when `bytes` of what the pool keeps serve `stream` again.
+  bool TakeFromPool(Device& device, size_t bytes, const void* stream)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   const Allocation* Find(const void* p) const {
     return table_[static_cast<size_t>(static_cast<const std::byte*>(p) - range_) / kGranule].load(
         std::memory_order_acquire);

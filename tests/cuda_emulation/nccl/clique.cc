@@ -327,7 +327,8 @@ bool Clique::FindCircle(int start, std::vector<int>& path) {
     if (meeting->state != State::kWaiting) continue;
     for (size_t i = 0; i < meeting->rank.size(); ++i) {
       const int next = meeting->rank[i];
-      if (meeting->there[i]) continue;
+      // What has left waits for nobody.
+      if (meeting->there[i] || At(next).left) continue;
       if (next == start) return true;
       if (std::find(path.begin(), path.end(), next) != path.end()) continue;
       path.push_back(next);

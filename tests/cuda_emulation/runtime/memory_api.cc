@@ -1,5 +1,6 @@
 // Allocation, copies and fills.
 #include <cstring>
+#include <functional>
 
 #include "tests/cuda_emulation/memory/device_memory.h"
 #include "tests/cuda_emulation/memory/host_memory.h"
@@ -107,13 +108,12 @@ Copy PlainCopy(void* to, const void* from, size_t bytes) {
   return {to, bytes, from, bytes, bytes, 1};
 }
 
-cudaError_t Allocate(void** p, size_t bytes, bool pooled = false) {
+// `allocate`: of so many bytes, null when there are not.
+cudaError_t Allocate(void** p, size_t bytes, const std::function<void*()>& allocate) {
   if (p == nullptr) return cudaErrorInvalidValue;
   if (const cudaError_t error = CheckDevice()) return error;
-  *p = nullptr;
-  if (bytes == 0) return cudaSuccess;
-  *p = DeviceMemory::Get().Allocate(CurrentDevice(), bytes, pooled);
-  return *p == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
+  *p = bytes == 0 ? nullptr : allocate();
+  return bytes > 0 && *p == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
 }  // namespace
@@ -125,7 +125,8 @@ extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
   if (const cudaError_t error = Runtime::Get().CheckNotCapturing()) return Return(error);
-  return Return(Allocate(p, bytes));
+  return Return(
+      Allocate(p, bytes, [bytes] { return DeviceMemory::Get().Allocate(CurrentDevice(), bytes); }));
 }
 
 // Waits for the device first, as the real one does.
@@ -139,19 +140,19 @@ cudaError_t cudaFree(void* p) {
   return Return(error);
 }
 
-// Memory whose free is queued on the same stream counts as free.
+// Waits for nothing, and takes nothing that frees have left in too small pieces.
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
   if (Runtime::Get().CaptureStatus(stream) != cudaStreamCaptureStatusNone) {
     return Return(cudaErrorNotSupported);
   }
-  const cudaError_t error = Allocate(p, bytes, true);
-  if (error != cudaErrorMemoryAllocation) return Return(error);
-  if (const cudaError_t waited = Runtime::Get().SynchronizeStream(stream)) return Return(waited);
-  return Return(Allocate(p, bytes, true));
+  return Return(Allocate(p, bytes, [bytes, stream] {
+    return DeviceMemory::Get().AllocatePooled(CurrentDevice(), bytes, stream);
+  }));
 }
 
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   if (p == nullptr) return Return(cudaErrorInvalidValue);
+  DeviceMemory::Get().QueueFree(p, stream);
   return Return(Runtime::Get().Enqueue(
       stream, MakeFunctionTask("a free", [p]() -> Outcome {
         if (DeviceMemory::Get().Free(p)) return {};
@@ -163,6 +164,15 @@ cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   if (pool == nullptr) return Return(cudaErrorInvalidValue);
   if (device < 0 || device >= Runtime::Get().device_count()) return Return(cudaErrorInvalidDevice);
   *pool = Pools() + device;
+  return Return(cudaSuccess);
+}
+
+// Keeps nothing, whatever it is told to keep.
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t) {
+  if (pool < Pools() || pool >= Pools() + Runtime::Get().device_count()) {
+    return Return(cudaErrorInvalidValue);
+  }
+  DeviceMemory::Get().Trim(static_cast<int>(pool - Pools()));
   return Return(cudaSuccess);
 }
 

@@ -340,6 +340,7 @@ cudaError_t Runtime::SynchronizeStream(cudaStream_t handle) {
   if (stream == nullptr) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t error = CheckNotCapturingLocked()) return error;
   WorkUntilLocked([stream] { return stream->queue.empty(); });
+  DeviceMemory::Get().Trim(stream->device);
   return At(stream->device).error;
 }
 
@@ -348,6 +349,7 @@ cudaError_t Runtime::SynchronizeDevice(int index) {
   Device& device = At(index);
   if (const cudaError_t error = CheckNotCapturingLocked()) return error;
   WorkUntilLocked([&device] { return AllEmpty(device); });
+  DeviceMemory::Get().Trim(index);
   return device.error;
 }
 

@@ -112,6 +112,7 @@ cudaError_t Runtime::SynchronizeEvent(cudaEvent_t event) {
   const int device = event->device;
   const std::shared_ptr<const Mark> mark = event->mark;
   if (mark != nullptr) WorkUntilLocked([mark] { return mark->done.load(); });
+  DeviceMemory::Get().Trim(device);
   return At(device).error;
 }
 

@@ -591,6 +591,21 @@ TEST(CudaDeviceTest, MemoryThatIsNotThereIsAnErrorAndNothingElse) {
   EXPECT_TRUE(device->Allocate(size_t{1} << 20, "shards").ok());
 }
 
+TEST(CudaDeviceTest, FreedPiecesThatAreTooSmallMakeALargeBuffer) {
+  const PassTestModel text(GpuTinyModel(), 40);
+  const auto device = DeviceWith(text, {text.model->config().layers, true});
+  constexpr size_t kPiece = size_t{1} << 20;
+  cuda_emulation::LimitMemory(0, 4 * kPiece);
+  std::vector<DeviceBuffer> pieces;
+  for (int i = 0; i < 4; ++i) {
+    auto piece = device->Allocate(kPiece, "shards");
+    ASSERT_TRUE(piece.ok()) << piece.status();
+    pieces.push_back(*std::move(piece));
+  }
+  pieces.clear();
+  EXPECT_TRUE(device->Allocate(4 * kPiece, "shards").ok());
+}
+
 TEST(CudaDeviceTest, ALostDeviceGivesNoBuffers) {
   const PassTestModel text(GpuTinyModel(), 40);
   const auto device = DeviceWith(text, {text.model->config().layers, true});

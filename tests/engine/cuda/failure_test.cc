@@ -25,6 +25,8 @@ using testing::HasSubstr;
 
 constexpr size_t kPrompt = 80, kOtherPrompt = 40, kLargePrompt = 400;
 constexpr int kAnswer = 10;
+// Room for lists, and for scratch beside what it grew from; not for the buffers of more tokens.
+constexpr size_t kLittle = size_t{64} << 10;
 // Both prompts are through in four steps; the stages of decode are graphs from the second on.
 constexpr uint64_t kInPrefill = 2, kAtItsEnd = 4, kInDecode = 9;
 
@@ -131,14 +133,15 @@ INSTANTIATE_TEST_SUITE_P(Gpus, GpuStepFailureTest,
                                           testing::Values(kInPrefill, kAtItsEnd, kInDecode)),
                          GpusName);
 
-TEST_P(GpuStepFailureTest, AStepThatIsTooLargeEndsItsRequestsAlone) {
+class GpuRareFailureTest : public GpuStepFailureTest {};
+
+TEST_P(GpuRareFailureTest, AStepThatIsTooLargeEndsItsRequestsAlone) {
   EngineOptions options = Options();
   // Buffers of replicated tokens do not grow with the prompt.
   if (options.mode == TokenMode::kReplicated) options.mode = TokenMode::kDealt;
   auto runner = Engine(options);
   ExpectOneRequestRight(*runner, kOtherPrompt);
-  // Room for what it takes now and for lists, not for the buffers of more tokens.
-  cuda_emulation::LimitMemory(ranks() / 2, size_t{4} << 10);
+  cuda_emulation::LimitMemory(ranks() / 2, kLittle);
   const Outcome large = runner->Run(Greedy(Prompt(kLargePrompt), kAnswer));
   EXPECT_EQ(large.status.code(), absl::StatusCode::kResourceExhausted) << large.status;
   EXPECT_THAT(std::string(large.status.message()), HasSubstr("has no memory for the step"));
@@ -147,7 +150,24 @@ TEST_P(GpuStepFailureTest, AStepThatIsTooLargeEndsItsRequestsAlone) {
   ExpectRing(*runner, ranks(), 1);
 }
 
-class GpuRareFailureTest : public GpuStepFailureTest {};
+TEST_P(GpuRareFailureTest, APromptThatIsTooLargeLeavesDecodesAlone) {
+  EngineOptions options = Options();
+  if (options.mode == TokenMode::kReplicated) options.mode = TokenMode::kDealt;
+  auto runner = Engine(options);
+  auto decoding = Client::Start(runner->engine(), Greedy(Prompt(kOtherPrompt), 4 * kAnswer));
+  ASSERT_TRUE(decoding.ok());
+  // What decodes take is there from the first one on.
+  for (int tokens = 0; tokens < 3;) {
+    tokens += std::holds_alternative<TokenEvent>((*decoding)->Next()) ? 1 : 0;
+  }
+  cuda_emulation::LimitMemory(ranks() / 2, kLittle);
+  const Outcome large = runner->Run(Greedy(Prompt(kLargePrompt), kAnswer));
+  EXPECT_EQ(large.status.code(), absl::StatusCode::kResourceExhausted) << large.status;
+  const Outcome decoded = (*decoding)->Finish();
+  EXPECT_EQ(decoded.tokens.size(), size_t{4 * kAnswer}) << decoded.status;
+  ExpectMatchesReference(runner->engine().model(), Prompt(kOtherPrompt), decoded, kGpuTolerance);
+  ExpectRing(*runner, ranks(), 1);
+}
 
 TEST_P(GpuRareFailureTest, TwoThatDieAtOnceCostOneStep) {
   EngineOptions options = Options();
