@@ -30,8 +30,16 @@ absl::Status NcclFailed(const char* what, int rank, int device, ncclResult_t res
 
 Duration Between(cudaEvent_t from, cudaEvent_t to) {
   float ms = 0;
-  if (cudaEventElapsedTime(&ms, from, to) != cudaSuccess) return {};
+  const cudaError_t error = cudaEventElapsedTime(&ms, from, to);
+  IgnoreCuda(error);
+  if (error != cudaSuccess) return {};
   return std::chrono::duration_cast<Duration>(std::chrono::duration<float, std::milli>(ms));
+}
+
+bool IsIdle(cudaStream_t stream) {
+  const cudaError_t error = cudaStreamQuery(stream);
+  IgnoreCuda(error);
+  return error == cudaSuccess;
 }
 
 }  // namespace
@@ -50,6 +58,7 @@ bool NcclTransfer::Look() const {
     // Aborted kernels end early: what they leave is no result.
     if (state_ != State::kQueued || lane_->comm_ == nullptr) return false;
     const cudaError_t error = cudaEventQuery(record_.end.get());
+    IgnoreCuda(error);
     if (error != cudaSuccess) return false;  // the watch sees to errors
   }
   // Without the lock: these may ask transfers of this lane.
@@ -323,7 +332,7 @@ absl::Status NcclLane::QueueMove(const NcclMove& move) {
 }
 
 void NcclLane::AnchorTrace(NcclRecord& record) {
-  if (cudaStreamQuery(stream()) == cudaSuccess) {
+  if (IsIdle(stream())) {
     absl::StatusOr<CudaEventHandle> event = CudaEventHandle::Make(CudaEventHandle::Timing::kOn);
     if (event.ok() && cudaEventRecord(event->get(), stream()) == cudaSuccess) {
       anchored_at_ = Clock::Real().Now();
@@ -404,6 +413,7 @@ void NcclLane::CheckCommunicator() {
     if (comm_ == nullptr || under_way_.empty()) return;
     const ncclResult_t state = AsyncState();
     const cudaError_t error = cudaStreamQuery(stream());
+    IgnoreCuda(error);
     if (error != cudaSuccess && error != cudaErrorNotReady) {
       status = CudaStatus(error, "a transfer", device_);
     } else if (state != ncclSuccess && state != ncclInProgress) {
@@ -448,11 +458,13 @@ void NcclLane::EndAll() {
 }
 
 bool NcclLane::AwaitStream(Instant until) {
-  while (cudaStreamQuery(stream()) == cudaErrorNotReady) {
+  for (;;) {
+    const cudaError_t error = cudaStreamQuery(stream());
+    IgnoreCuda(error);
+    if (error != cudaErrorNotReady) return true;
     if (Clock::Real().Now() >= until) return false;
     std::this_thread::sleep_for(kLook);
   }
-  return true;
 }
 
 void NcclLane::Stop() {

@@ -261,6 +261,25 @@ TEST_F(NcclTest, DeviceThatDiesEndsTheGroup) {
   ResetEmulation(2);
 }
 
+// NCCL, cuBLASLt and launches of kernels take an error that is left for one of their own.
+TEST_F(NcclTest, WaitingLeavesNoErrorBehind) {
+  auto ends = MakeGroup(2);
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  cuda_emulation::HoldNccl(1);
+  TraceBuffer trace;
+  trace.Enable(true);
+  ends[0]->TraceTo(&trace);
+  const Buffer send(0, 10), recv(0, 10);
+  const std::vector<TransferPtr> transfers = {ends[0]->StartExchange(ExchangeOf(1, 1, send, recv)),
+                                              ends[0]->StartExchange(ExchangeOf(1, 1, send, recv))};
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "queueing while the stream is busy";
+  EXPECT_FALSE(transfers[0]->done());
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "asking";
+  ends[0]->Abort(absl::CancelledError("enough"));
+  EXPECT_TRUE(absl::IsCancelled(transfers[1]->Await(Soon())));
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "waiting";
+}
+
 size_t FreeBytes(int device) {
   size_t free = 0, total = 0;
   EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
