@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/comm/nccl/detached_call.h"
 #include "engine/comm/transfer.h"
 #include "engine/compute/cuda/cuda_api.h"
 

@@ -32,7 +32,7 @@ constexpr int kSeeds = 20;
 std::vector<std::unique_ptr<Communicator>> MakeGroup(int ranks, Instant deadline = Soon()) {
   std::vector<int> devices(static_cast<size_t>(ranks));
   std::iota(devices.begin(), devices.end(), 0);
-  return MakeNcclGroup(devices, deadline).value();
+  return MakeNcclGroup(devices, {.deadline = deadline}).value();
 }
 
 void ResetEmulation(uint64_t seed, int devices = 4, bool peers = true) {
@@ -280,6 +280,14 @@ TEST_F(NcclTest, WaitingLeavesNoErrorBehind) {
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "waiting";
 }
 
+// What NCCL opens for an id stays until all ranks have come.
+TEST_F(NcclTest, GroupWhoseBuffersDoNotFitAsksForNoId) {
+  cuda_emulation::LimitMemory(1, 100);
+  const auto group = MakeNcclGroup({0, 1, 2}, {.deadline = Soon()});
+  EXPECT_EQ(group.status().code(), absl::StatusCode::kResourceExhausted) << group.status();
+  EXPECT_EQ(cuda_emulation::GetNcclCounters().ids, 0u);
+}
+
 size_t FreeBytes(int device) {
   size_t free = 0, total = 0;
   EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
@@ -385,7 +393,7 @@ TEST_F(NcclTest, GroupIsFormedAgainOfTheRestAfterAnAbort) {
     ends[0]->Abort(absl::CancelledError("enough"));
     EXPECT_TRUE(absl::IsCancelled(ends[2]->Barrier(Soon())));
     ends.clear();
-    auto rest = MakeNcclGroup({2, 0}, Soon());
+    auto rest = MakeNcclGroup({2, 0}, {.deadline = Soon()});
     ASSERT_TRUE(rest.ok()) << rest.status();
     std::thread other([&] { EXPECT_TRUE((*rest)[1]->Barrier(Soon()).ok()); });
     EXPECT_TRUE((*rest)[0]->Barrier(Soon()).ok());
@@ -412,7 +420,7 @@ TEST_F(NcclTest, RanksFormAGroupFromAnIdThatOneMade) {
 TEST_F(NcclTest, OneRankTalksToItself) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     ResetEmulation(seed);
-    const auto ends = MakeNcclGroup({static_cast<int>(seed % 4)}, Soon()).value();
+    const auto ends = MakeNcclGroup({static_cast<int>(seed % 4)}, {.deadline = Soon()}).value();
     const int64_t mine = 7;
     int64_t got = 0;
     ASSERT_TRUE(ends[0]
@@ -437,6 +445,22 @@ TEST_F(NcclTest, JoiningThatHangsWhenItIsGivenUpIsLeftBehind) {
   EXPECT_LT(FreeBytes(0), free_at_first) << "still in use";
   cuda_emulation::ReleaseNcclAborts(0);
   EXPECT_TRUE(EventuallyFree(0, free_at_first));
+}
+
+TEST_F(NcclTest, GpuThatGivesNoMemoryEndsFormingAtTheDeadline) {
+  const size_t free_at_first = FreeBytes(1);
+  cuda_emulation::HangAllocations(1);
+  const NcclId id = NewNcclId().value();
+  for (const absl::Status& status :
+       {MakeNcclGroup({0, 1}, {.deadline = In(milliseconds(20))}).status(),
+        FormNcclRank(
+            {.rank = 1, .ranks = 2, .device = 1, .id = id, .deadline = In(milliseconds(20))})
+            .status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("GPU 1 gave no memory"));
+  }
+  cuda_emulation::ReleaseAllocations(1);
+  EXPECT_TRUE(EventuallyFree(1, free_at_first));
 }
 
 TEST_F(NcclTest, RankThatDoesNotJoinEndsAtTheDeadline) {
@@ -485,7 +509,8 @@ TEST_F(NcclTest, MeetingEndsWhenToldTo) {
 TEST_F(NcclTest, WhoeverFormsAGroupIsServedMeanwhileAndMayStop) {
   cuda_emulation::HoldNccl(1);
   int calls = 0;
-  const auto group = MakeNcclGroup({0, 1}, Instant::max(), [&calls] { return ++calls < 5; });
+  const auto group = MakeNcclGroup(
+      {0, 1}, {.deadline = Instant::max(), .while_waiting = [&calls] { return ++calls < 5; }});
   EXPECT_EQ(group.status().code(), absl::StatusCode::kCancelled) << group.status();
   EXPECT_EQ(calls, 5);
   cuda_emulation::ReleaseNccl(1);
@@ -520,7 +545,7 @@ TEST_F(NcclTest, AnOlderLibraryIsRefusedNamingBothVersions) {
   for (const auto& [code, name] : {std::pair{22406, "2.24.6"}, {2708, "2.7.8"}}) {
     cuda_emulation::SetNcclVersion(code);
     for (const absl::Status& status : {CheckNccl(), NewNcclId().status(),
-                                       MakeNcclGroup({0, 1}, Soon()).status()}) {
+                                       MakeNcclGroup({0, 1}, {.deadline = Soon()}).status()}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
       EXPECT_THAT(std::string(status.message()),
                   AllOf(HasSubstr("NCCL 2.25.0 or newer"), HasSubstr(name)));
@@ -532,7 +557,7 @@ TEST_F(NcclTest, AnOlderLibraryIsRefusedNamingBothVersions) {
 
 TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
   cuda_emulation::SetQuiet(true);
-  const auto group = MakeNcclGroup({1, 1}, Soon());
+  const auto group = MakeNcclGroup({1, 1}, {.deadline = Soon()});
   cuda_emulation::SetQuiet(false);
   EXPECT_EQ(group.status().code(), absl::StatusCode::kInternal) << group.status();
   EXPECT_THAT(std::string(group.status().message()), HasSubstr("two ranks use device 1"));
