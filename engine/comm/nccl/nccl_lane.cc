@@ -48,19 +48,25 @@ bool IsIdle(cudaStream_t stream) {
 // ---- NcclTransfer
 
 bool NcclTransfer::Look() const {
-  const absl::Status aborted = lane_->abort().status();
+  bool ended = false;
   {
     MutexLock lock(&lane_->mutex_);
     if (state_ == State::kDone) return true;
-    if (lane_->ended_) {
-      Complete(aborted);
-      return true;
+    ended = lane_->ended_;
+    if (!ended) {
+      // Aborted kernels end early: what they leave is no result.
+      if (state_ != State::kQueued || lane_->comm_ == nullptr) return false;
+      const cudaError_t error = cudaEventQuery(record_.end.get());
+      IgnoreCuda(error);
+      if (error != cudaSuccess) return false;  // the watch sees to errors
     }
-    // Aborted kernels end early: what they leave is no result.
-    if (state_ != State::kQueued || lane_->comm_ == nullptr) return false;
-    const cudaError_t error = cudaEventQuery(record_.end.get());
-    IgnoreCuda(error);
-    if (error != cudaSuccess) return false;  // the watch sees to errors
+  }
+  if (ended) {
+    // Read after the end, because the abort came before it; without the lock: see NcclAbort.
+    const absl::Status aborted = lane_->abort().status();
+    MutexLock lock(&lane_->mutex_);
+    if (state_ != State::kDone) Complete(aborted);
+    return true;
   }
   // Without the lock: these may ask transfers of this lane.
   for (const EventPtr& event : after_) {
