@@ -14,9 +14,12 @@
 namespace ringfill {
 namespace {
 
-// How often the watch looks while something is under way, and whoever waits for NCCL to join or for
-// the GPU to come to rest.
-constexpr Duration kLook = std::chrono::milliseconds(2);
+// Between two looks of the watch while something is under way.
+constexpr Duration kWatchPause = std::chrono::milliseconds(2);
+// The same of who waits for NCCL to join, or for the GPU to come to rest.
+constexpr Duration kPoll = std::chrono::milliseconds(2);
+// Until who waits for an event on the host looks whether the group was aborted.
+constexpr Duration kAbortLook = std::chrono::milliseconds(2);
 // At first, of who waits for a transfer.
 constexpr Duration kPause = std::chrono::microseconds(20);
 
@@ -185,7 +188,7 @@ absl::Status NcclLane::AwaitReady(Instant deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", rank_, ", GPU ", device_, ": not all of ", ranks_, " ranks joined over NCCL"));
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPoll);
   }
 }
 
@@ -258,7 +261,7 @@ bool NcclLane::AwaitOnHost(const NcclTransfer& transfer) {
     if (event == nullptr) continue;
     while (!event->done() && CudaEventOf(event) == nullptr) {
       if (abort_->aborted()) return false;
-      event->Await(Clock::Real().Now() + kLook).IgnoreError();  // asked again below
+      event->Await(Clock::Real().Now() + kAbortLook).IgnoreError();  // asked again below
     }
   }
   return true;
@@ -364,7 +367,7 @@ void NcclLane::Watch() {
         if (under_way_.empty()) {
           watch_wakeup_.Wait(&mutex_);
         } else {
-          watch_wakeup_.WaitUntil(&mutex_, Clock::Real().Now() + kLook);
+          watch_wakeup_.WaitUntil(&mutex_, Clock::Real().Now() + kWatchPause);
         }
       }
       stop = stop_ && !abort_->aborted();
@@ -439,19 +442,18 @@ void NcclLane::EndAll() {
     comm = std::exchange(comm_, nullptr);
   }
   // Also where nothing failed: ncclCommDestroy wants ncclCommFinalize, and both wait for peers.
-  bool rests = comm == nullptr || EndsInTime(
-                                      [comm, device = device_, resources = resources_] {
-                                        (void)cudaSetDevice(device);
-                                        (void)ncclCommAbort(comm);
-                                      },
-                                      until);
-  rests = rests && AwaitStream(until);
-  if (!rests) {
-    left_behind_ = true;
+  const auto give_back = [comm, device = device_, resources = resources_] {
+    (void)cudaSetDevice(device);
+    (void)ncclCommAbort(comm);
+  };
+  const bool given_back = comm == nullptr || EndsInTime(give_back, until);
+  if (!given_back || !AwaitStream(until)) {
+    hangs_ = true;
     Log(LogLevel::kError,
         "NCCL or a GPU does not let go of aborted transfers; their communicator is left behind",
         {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   } else if (!abort_->Rest(this, until)) {
+    hangs_ = true;
     Log(LogLevel::kError, "another GPU may still use the buffers of aborted transfers",
         {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   }
@@ -470,7 +472,7 @@ bool NcclLane::AwaitStream(Instant until) {
     IgnoreCuda(error);
     if (error != cudaErrorNotReady) return true;
     if (Clock::Real().Now() >= until) return false;
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPoll);
   }
 }
 
@@ -496,10 +498,11 @@ void NcclLane::Stop() {
   if (watch_.joinable()) watch_.join();
   EndAll();
   abort_->Leave(this);
-  const Duration limit = left_behind_ ? Duration(0) : end_limit_;
+  // CUDA may wait for all GPUs before it frees: the one that hangs was waited for above.
+  const Duration limit = hangs_ ? Duration(0) : end_limit_;
   const bool freed = EndsInTime([freed = std::move(resources_)]() mutable { freed = nullptr; },
                                 Clock::Real().Now() + limit);
-  if (!freed && !left_behind_) {
+  if (!freed && !hangs_) {
     Log(LogLevel::kError, "a GPU does not take back the buffers of a communicator",
         {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   }

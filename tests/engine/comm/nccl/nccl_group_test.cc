@@ -387,6 +387,22 @@ TEST_F(NcclTest, BuffersAreBackWhenAllGpusOfTheProcessLetGo) {
   }
 }
 
+// CUDA may wait for all GPUs before it frees anything, which each end would find out for itself.
+TEST_F(NcclTest, EndsOfOneProcessWaitForAGpuThatHangsOnce) {
+  constexpr Duration kLimit = seconds(3);
+  const size_t free_at_first = FreeBytes(1);
+  auto ends = MakeNcclGroup({0, 1, 2, 3}, {.deadline = Soon(), .end_limit = kLimit}).value();
+  const Buffer send(0, 10), recv(0, 10);
+  const TransferPtr transfer = ends[0]->StartExchange(ExchangeOf(1, 1, send, recv));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(transfer->Await(In(milliseconds(5)))));
+  cuda_emulation::LetNcclLinger(0);
+  const Instant start = Clock::Real().Now();
+  ends.clear();
+  EXPECT_LT(Clock::Real().Now() - start, 3 * kLimit);
+  cuda_emulation::EndNccl(0);
+  EXPECT_TRUE(EventuallyFree(1, free_at_first));
+}
+
 TEST_F(NcclTest, GroupIsFormedAgainOfTheRestAfterAnAbort) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     auto ends = MakeGroup(3);
