@@ -56,8 +56,9 @@ class NcclCommunicator final : public Communicator {
   void Abort(absl::Status status) override { lane_->abort().Abort(status); }
   void TraceTo(TraceBuffer* trace) override { lane_->TraceTo(trace); }
 
-  // Connects each two ranks, which NCCL does in their first transfer, and all as all-gathers do,
-  // which NCCL does for each of their algorithms with its first use: a short and a long one.
+  // Uses what NCCL connects with its first use: each two ranks, and all for a short all-gather and
+  // one as long as there are buffers for. An algorithm that NCCL keeps for still longer ones is
+  // connected by the first of these.
   absl::Status MeetAll(Instant deadline);
   // NcclRankOptions::stopped is not asked any more.
   void Formed() { lane_->Formed(); }

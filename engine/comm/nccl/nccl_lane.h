@@ -71,7 +71,7 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   // NcclRankOptions::stopped is not asked from here on. By the thread that called Form.
   void Formed();
   // Ends what is under way, with an abort if need be, and gives the communicator back, or leaves it
-  // behind: see NcclRankOptions::end_limit.
+  // behind: see kNcclEndLimit.
   void Stop();
 
  private:
