@@ -38,7 +38,8 @@ class GpuBackend final : public RankBackend {
     if (members.size() == 1) return MakeLocalGroup(1);
     std::vector<int> devices;
     for (const int rank : members) devices.push_back(ranks_[static_cast<size_t>(rank)].gpu.index);
-    return MakeNcclGroup(devices, Clock::Real().Now() + kFormLimit, while_waiting);
+    return MakeNcclGroup(
+        devices, {.deadline = Clock::Real().Now() + kFormLimit, .while_waiting = while_waiting});
   }
   void StartEpoch(int) override {}
 

@@ -18,7 +18,7 @@
 namespace ringfill {
 namespace {
 
-// A step that does not end after its leader has gone.
+// For a step, and what the rank holds, to end after the leader has gone.
 constexpr Duration kLastStep = std::chrono::seconds(10);
 constexpr int kStuckExitCode = 5;
 // For the leader to take the last message and close.
@@ -51,6 +51,9 @@ WorkerSession::~WorkerSession() {
   }
   comm.reset();  // before the link, which it may have something to say on, and the device
   link_.reset();
+  // A GPU that hangs takes nothing back: what the watchdog is for.
+  rank_.reset();
+  machine_.reset();
   {
     MutexLock lock(&mutex_);
     finished_ = true;
@@ -169,14 +172,14 @@ void WorkerSession::AbortRing(const absl::Status& status) {
   if (device_ != nullptr) device_->Abort(status);
 }
 
-// The process must not outlive its leader, whatever its step is busy with.
+// The process must not outlive its leader, whatever its rank is busy with.
 void WorkerSession::Watch() {
   MutexLock lock(&mutex_);
   while (!finished_ && !ended_.has_value()) changed_.Wait(&mutex_);
   const Instant limit = Clock::Real().Now() + kLastStep;
   while (!finished_ && Clock::Real().Now() < limit) changed_.WaitUntil(&mutex_, limit);
   if (finished_) return;
-  Log(LogLevel::kError, "the leader is gone and the step does not end: the process exits");
+  Log(LogLevel::kError, "the leader is gone and the rank does not end: the process exits");
   _exit(kStuckExitCode);
 }
 

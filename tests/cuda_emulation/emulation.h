@@ -49,6 +49,11 @@ void KillDeviceAfter(int device, int operations, cudaError_t error = cudaErrorLa
 // From now on the device has so many bytes left, and what is freed besides.
 void LimitMemory(int device, size_t free_bytes);
 
+// Calls of cudaMalloc on the device do not return until ReleaseAllocations, which any thread may
+// call meanwhile: a driver that does not answer.
+void HangAllocations(int device);
+void ReleaseAllocations(int device);
+
 // Counts since Reset, for tests that assert them.
 struct Counters {
   uint64_t kernels = 0;

@@ -22,8 +22,11 @@ class NcclAbort {
     MutexLock lock(&mutex_);
     ends_.push_back({key, std::move(wake)});
   }
+  // An end whose GPU does not rest by then never does.
   void Leave(const void* key) {
     MutexLock lock(&mutex_);
+    one_hangs_ |= std::any_of(ends_.begin(), ends_.end(),
+                              [key](const End& end) { return end.key == key && !end.rests; });
     std::erase_if(ends_, [key](const End& end) { return end.key == key; });
     rest_.SignalAll();
   }
@@ -52,14 +55,14 @@ class NcclAbort {
   }
 
   // The end's GPU does nothing of the group's any more. Waits for the same of all ends that are in:
-  // their kernels use each other's buffers. False at `until`.
+  // their kernels use each other's buffers. False at `until`, or when one never rests.
   bool Rest(const void* key, Instant until) {
     MutexLock lock(&mutex_);
     for (End& end : ends_) end.rests |= end.key == key;
     rest_.SignalAll();
-    while (!AllRest() && rest_.WaitUntil(&mutex_, until)) {
+    while (!one_hangs_ && !AllRest() && rest_.WaitUntil(&mutex_, until)) {
     }
-    return AllRest();
+    return !one_hangs_ && AllRest();
   }
 
  private:
@@ -75,6 +78,7 @@ class NcclAbort {
   mutable Mutex mutex_;
   CondVar rest_;
   std::vector<End> ends_ ABSL_GUARDED_BY(mutex_);
+  bool one_hangs_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
   std::atomic<bool> aborted_{false};
 };

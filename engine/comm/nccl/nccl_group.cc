@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
+#include "engine/comm/nccl/detached_call.h"
 #include "engine/comm/nccl/nccl_lane.h"
 #include "engine/comm/nccl/nccl_resources.h"
 #include "engine/compute/cuda/cuda_api.h"
@@ -55,7 +56,9 @@ class NcclCommunicator final : public Communicator {
   void Abort(absl::Status status) override { lane_->abort().Abort(status); }
   void TraceTo(TraceBuffer* trace) override { lane_->TraceTo(trace); }
 
-  // Connects each two ranks, which NCCL does in their first transfer.
+  // Uses what NCCL connects with its first use: each two ranks, and all for a short all-gather and
+  // one as long as there are buffers for. An algorithm that NCCL keeps for still longer ones is
+  // connected by the first of these.
   absl::Status MeetAll(Instant deadline);
   // NcclRankOptions::stopped is not asked any more.
   void Formed() { lane_->Formed(); }
@@ -125,13 +128,57 @@ absl::Status NcclCommunicator::MeetAll(Instant deadline) {
     move.recv = {bytes + 1, 1};
     RF_RETURN_IF_ERROR(lane_->Start(move, {}, deadline)->Await(Instant::max()));
   }
+  const std::vector<std::byte> mine(kPieceBytes);
+  std::vector<std::byte> all(kPieceBytes * static_cast<size_t>(size()));
+  RF_RETURN_IF_ERROR(GatherOnHost(mine, all, deadline));
   return Barrier(deadline);
 }
 
+using ResourcesPtr = std::shared_ptr<const NcclResources>;
+
+absl::Status AskWhetherToGoOn(const NcclGroupOptions& options) {
+  if (!options.while_waiting || options.while_waiting()) return absl::OkStatus();
+  return absl::CancelledError("told to stop while the ring was formed");
+}
+
+// What ranks of these devices need, in a group of so many. At the deadline an error, also where a
+// GPU does not answer.
+absl::StatusOr<std::vector<ResourcesPtr>> MakeResources(const std::vector<int>& devices, int ranks,
+                                                        const NcclGroupOptions& options) {
+  using Made = absl::StatusOr<ResourcesPtr>;
+  std::vector<std::shared_ptr<Made>> made;
+  std::vector<DetachedCall> calls;
+  for (const int device : devices) {
+    made.push_back(std::make_shared<Made>());
+    calls.emplace_back(
+        [device, ranks, to = made.back()] { *to = NcclResources::Make(device, ranks); });
+  }
+  absl::Status status;
+  for (size_t i = 0; i < calls.size() && status.ok(); ++i) {
+    while (status.ok() &&
+           !calls[i].Await(std::min(options.deadline, Clock::Real().Now() + kCallerPause))) {
+      status = AskWhetherToGoOn(options);
+      if (status.ok() && Clock::Real().Now() >= options.deadline) {
+        status = absl::DeadlineExceededError(
+            absl::StrCat("GPU ", devices[i], " gave no memory for NCCL in time"));
+      }
+    }
+    // Shares nothing with what another thread destroys: see HostEvent.
+    if (status.ok()) status = absl::Status(made[i]->status().code(), made[i]->status().message());
+  }
+  std::vector<ResourcesPtr> all;
+  if (status.ok()) {
+    for (const auto& one : made) all.push_back(*std::move(*one));
+    return all;
+  }
+  (void)EndsInTime([made = std::move(made)]() mutable { made.clear(); },
+                   Clock::Real().Now() + options.end_limit);
+  return status;
+}
+
 absl::StatusOr<std::unique_ptr<Communicator>> FormEnd(const NcclRankOptions& options,
+                                                      ResourcesPtr resources,
                                                       std::shared_ptr<NcclAbort> abort) {
-  RF_CHECK(options.rank >= 0 && options.rank < options.ranks);
-  RF_ASSIGN_OR_RETURN(auto resources, NcclResources::Make(options.device, options.ranks));
   RF_ASSIGN_OR_RETURN(std::shared_ptr<NcclLane> lane,
                       NcclLane::Form(options, std::move(resources), std::move(abort)));
   auto end = std::make_unique<NcclCommunicator>(std::move(lane));
@@ -172,18 +219,29 @@ absl::StatusOr<NcclId> NewNcclId() {
 }
 
 absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions& options) {
-  return FormEnd(options, std::make_shared<NcclAbort>());
+  RF_CHECK(options.rank >= 0 && options.rank < options.ranks);
+  const NcclGroupOptions group{
+      .deadline = options.deadline,
+      .while_waiting = [&options] { return !options.stopped || !options.stopped(); },
+      .end_limit = options.end_limit};
+  RF_ASSIGN_OR_RETURN(std::vector<ResourcesPtr> resources,
+                      MakeResources({options.device}, options.ranks, group));
+  return FormEnd(options, std::move(resources.front()), std::make_shared<NcclAbort>());
 }
 
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
-    const std::vector<int>& devices, Instant deadline, const std::function<bool()>& while_waiting) {
+    const std::vector<int>& devices, const NcclGroupOptions& options) {
   RF_CHECK(!devices.empty());
+  RF_RETURN_IF_ERROR(CheckNccl());
   // Between ranks of one process NCCL's kernels use the buffers of both ends directly. It opens to
   // them what cudaMalloc gave, and no stream-ordered memory.
   RF_RETURN_IF_ERROR(OpenMemoryToPeers(devices));
+  const size_t ranks = devices.size();
+  RF_ASSIGN_OR_RETURN(std::vector<ResourcesPtr> resources,
+                      MakeResources(devices, static_cast<int>(ranks), options));
+  // Last: NCCL waits for whoever has an id.
   RF_ASSIGN_OR_RETURN(const NcclId id, NewNcclId());
   const auto abort = std::make_shared<NcclAbort>();
-  const size_t ranks = devices.size();
   std::vector<std::unique_ptr<Communicator>> ends(ranks);
   std::atomic<size_t> done{0};
   std::vector<std::thread> threads;
@@ -194,8 +252,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
                                                                    .ranks = static_cast<int>(ranks),
                                                                    .device = devices[r],
                                                                    .id = id,
-                                                                   .deadline = deadline},
-                                                                  abort);
+                                                                   .deadline = options.deadline,
+                                                                   .end_limit = options.end_limit},
+                                                                  std::move(resources[r]), abort);
       if (end.ok()) {
         ends[r] = *std::move(end);
       } else {
@@ -204,10 +263,9 @@ absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
       ++done;
     });
   }
-  while (while_waiting && done < ranks && !abort->aborted()) {
-    if (!while_waiting()) {
-      abort->Abort(absl::CancelledError("told to stop while the ring was formed"));
-    }
+  while (options.while_waiting && done < ranks && !abort->aborted()) {
+    const absl::Status go_on = AskWhetherToGoOn(options);
+    if (!go_on.ok()) abort->Abort(go_on);
     std::this_thread::sleep_for(kCallerPause);
   }
   for (std::thread& thread : threads) thread.join();

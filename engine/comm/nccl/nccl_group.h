@@ -42,13 +42,22 @@ absl::Status CheckNccl();
 using NcclId = std::array<std::byte, 128>;
 absl::StatusOr<NcclId> NewNcclId();
 
+// For NCCL and the GPU to let go when an end goes or is aborted. Then what they use is left to them
+// for as long as they take, but for the buffers of transfers, which the caller has back.
+constexpr Duration kNcclEndLimit = std::chrono::seconds(10);
+
 // Ranks 0, 1, ... of this process, rank r on CUDA device devices[r]. Ends must be destroyed
-// together, as those of a local group. Meanwhile calls `while_waiting`, where given, on this
-// thread, and ends with CANCELLED when that says false. UNAVAILABLE, INTERNAL or DEADLINE_EXCEEDED
-// when NCCL does not start.
+// together, as those of a local group. UNAVAILABLE, INTERNAL, RESOURCE_EXHAUSTED or
+// DEADLINE_EXCEEDED when NCCL does not start.
+struct NcclGroupOptions {
+  Instant deadline;  // for the whole call
+  // Called every few milliseconds on the thread of the call, which ends with CANCELLED when it says
+  // false. Empty: never.
+  std::function<bool()> while_waiting = {};
+  Duration end_limit = kNcclEndLimit;
+};
 absl::StatusOr<std::vector<std::unique_ptr<Communicator>>> MakeNcclGroup(
-    const std::vector<int>& devices, Instant deadline,
-    const std::function<bool()>& while_waiting = nullptr);
+    const std::vector<int>& devices, const NcclGroupOptions& options);
 
 // One rank of a group of processes; all call it at about the same time with the same id.
 struct NcclRankOptions {
@@ -58,9 +67,7 @@ struct NcclRankOptions {
   Instant deadline;  // for the whole call
   // Asked every few milliseconds: the call ends with CANCELLED. Empty: never.
   std::function<bool()> stopped = {};
-  // For NCCL and the GPU to let go when the end goes or is aborted. Then what they use is left to
-  // them for as long as they take, but for the buffers of transfers, which the caller has back.
-  Duration end_limit = std::chrono::seconds(10);
+  Duration end_limit = kNcclEndLimit;
 };
 absl::StatusOr<std::unique_ptr<Communicator>> FormNcclRank(const NcclRankOptions& options);
 

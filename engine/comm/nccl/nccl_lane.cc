@@ -7,15 +7,19 @@
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
 #include "base/log.h"
+#include "engine/comm/nccl/detached_call.h"
 #include "engine/comm/transfer.h"
 #include "engine/compute/cuda/cuda_api.h"
 
 namespace ringfill {
 namespace {
 
-// How often the watch looks while something is under way, and whoever waits for NCCL to join or for
-// the GPU to come to rest.
-constexpr Duration kLook = std::chrono::milliseconds(2);
+// Between two looks of the watch while something is under way.
+constexpr Duration kWatchPause = std::chrono::milliseconds(2);
+// The same of who waits for NCCL to join, or for the GPU to come to rest.
+constexpr Duration kPoll = std::chrono::milliseconds(2);
+// Until who waits for an event on the host looks whether the group was aborted.
+constexpr Duration kAbortLook = std::chrono::milliseconds(2);
 // At first, of who waits for a transfer.
 constexpr Duration kPause = std::chrono::microseconds(20);
 
@@ -30,8 +34,16 @@ absl::Status NcclFailed(const char* what, int rank, int device, ncclResult_t res
 
 Duration Between(cudaEvent_t from, cudaEvent_t to) {
   float ms = 0;
-  if (cudaEventElapsedTime(&ms, from, to) != cudaSuccess) return {};
+  const cudaError_t error = cudaEventElapsedTime(&ms, from, to);
+  IgnoreCuda(error);
+  if (error != cudaSuccess) return {};
   return std::chrono::duration_cast<Duration>(std::chrono::duration<float, std::milli>(ms));
+}
+
+bool IsIdle(cudaStream_t stream) {
+  const cudaError_t error = cudaStreamQuery(stream);
+  IgnoreCuda(error);
+  return error == cudaSuccess;
 }
 
 }  // namespace
@@ -39,18 +51,25 @@ Duration Between(cudaEvent_t from, cudaEvent_t to) {
 // ---- NcclTransfer
 
 bool NcclTransfer::Look() const {
-  const absl::Status aborted = lane_->abort().status();
+  bool ended = false;
   {
     MutexLock lock(&lane_->mutex_);
     if (state_ == State::kDone) return true;
-    if (lane_->ended_) {
-      Complete(aborted);
-      return true;
+    ended = lane_->ended_;
+    if (!ended) {
+      // Aborted kernels end early: what they leave is no result.
+      if (state_ != State::kQueued || lane_->comm_ == nullptr) return false;
+      const cudaError_t error = cudaEventQuery(record_.end.get());
+      IgnoreCuda(error);
+      if (error != cudaSuccess) return false;  // the watch sees to errors
     }
-    // Aborted kernels end early: what they leave is no result.
-    if (state_ != State::kQueued || lane_->comm_ == nullptr) return false;
-    const cudaError_t error = cudaEventQuery(record_.end.get());
-    if (error != cudaSuccess) return false;  // the watch sees to errors
+  }
+  if (ended) {
+    // Read after the end, because the abort came before it; without the lock: see NcclAbort.
+    const absl::Status aborted = lane_->abort().status();
+    MutexLock lock(&lane_->mutex_);
+    if (state_ != State::kDone) Complete(aborted);
+    return true;
   }
   // Without the lock: these may ask transfers of this lane.
   for (const EventPtr& event : after_) {
@@ -169,7 +188,7 @@ absl::Status NcclLane::AwaitReady(Instant deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "rank ", rank_, ", GPU ", device_, ": not all of ", ranks_, " ranks joined over NCCL"));
     }
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPoll);
   }
 }
 
@@ -242,7 +261,7 @@ bool NcclLane::AwaitOnHost(const NcclTransfer& transfer) {
     if (event == nullptr) continue;
     while (!event->done() && CudaEventOf(event) == nullptr) {
       if (abort_->aborted()) return false;
-      event->Await(Clock::Real().Now() + kLook).IgnoreError();  // asked again below
+      event->Await(Clock::Real().Now() + kAbortLook).IgnoreError();  // asked again below
     }
   }
   return true;
@@ -323,7 +342,7 @@ absl::Status NcclLane::QueueMove(const NcclMove& move) {
 }
 
 void NcclLane::AnchorTrace(NcclRecord& record) {
-  if (cudaStreamQuery(stream()) == cudaSuccess) {
+  if (IsIdle(stream())) {
     absl::StatusOr<CudaEventHandle> event = CudaEventHandle::Make(CudaEventHandle::Timing::kOn);
     if (event.ok() && cudaEventRecord(event->get(), stream()) == cudaSuccess) {
       anchored_at_ = Clock::Real().Now();
@@ -348,7 +367,7 @@ void NcclLane::Watch() {
         if (under_way_.empty()) {
           watch_wakeup_.Wait(&mutex_);
         } else {
-          watch_wakeup_.WaitUntil(&mutex_, Clock::Real().Now() + kLook);
+          watch_wakeup_.WaitUntil(&mutex_, Clock::Real().Now() + kWatchPause);
         }
       }
       stop = stop_ && !abort_->aborted();
@@ -404,6 +423,7 @@ void NcclLane::CheckCommunicator() {
     if (comm_ == nullptr || under_way_.empty()) return;
     const ncclResult_t state = AsyncState();
     const cudaError_t error = cudaStreamQuery(stream());
+    IgnoreCuda(error);
     if (error != cudaSuccess && error != cudaErrorNotReady) {
       status = CudaStatus(error, "a transfer", device_);
     } else if (state != ncclSuccess && state != ncclInProgress) {
@@ -422,19 +442,18 @@ void NcclLane::EndAll() {
     comm = std::exchange(comm_, nullptr);
   }
   // Also where nothing failed: ncclCommDestroy wants ncclCommFinalize, and both wait for peers.
-  bool rests = comm == nullptr || EndsInTime(
-                                      [comm, device = device_, resources = resources_] {
-                                        (void)cudaSetDevice(device);
-                                        (void)ncclCommAbort(comm);
-                                      },
-                                      until);
-  rests = rests && AwaitStream(until);
-  if (!rests) {
-    left_behind_ = true;
+  const auto give_back = [comm, device = device_, resources = resources_] {
+    (void)cudaSetDevice(device);
+    (void)ncclCommAbort(comm);
+  };
+  const bool given_back = comm == nullptr || EndsInTime(give_back, until);
+  if (!given_back || !AwaitStream(until)) {
+    hangs_ = true;
     Log(LogLevel::kError,
         "NCCL or a GPU does not let go of aborted transfers; their communicator is left behind",
         {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   } else if (!abort_->Rest(this, until)) {
+    hangs_ = true;
     Log(LogLevel::kError, "another GPU may still use the buffers of aborted transfers",
         {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   }
@@ -448,11 +467,13 @@ void NcclLane::EndAll() {
 }
 
 bool NcclLane::AwaitStream(Instant until) {
-  while (cudaStreamQuery(stream()) == cudaErrorNotReady) {
+  for (;;) {
+    const cudaError_t error = cudaStreamQuery(stream());
+    IgnoreCuda(error);
+    if (error != cudaErrorNotReady) return true;
     if (Clock::Real().Now() >= until) return false;
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPoll);
   }
-  return true;
 }
 
 void NcclLane::Stop() {
@@ -477,10 +498,11 @@ void NcclLane::Stop() {
   if (watch_.joinable()) watch_.join();
   EndAll();
   abort_->Leave(this);
-  const Duration limit = left_behind_ ? Duration(0) : end_limit_;
+  // CUDA may wait for all GPUs before it frees: the one that hangs was waited for above.
+  const Duration limit = hangs_ ? Duration(0) : end_limit_;
   const bool freed = EndsInTime([freed = std::move(resources_)]() mutable { freed = nullptr; },
                                 Clock::Real().Now() + limit);
-  if (!freed && !left_behind_) {
+  if (!freed && !hangs_) {
     Log(LogLevel::kError, "a GPU does not take back the buffers of a communicator",
         {{"rank", rank_}, {"device", device_}, {"waited_s", Seconds(end_limit_)}});
   }

@@ -71,7 +71,7 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   // NcclRankOptions::stopped is not asked from here on. By the thread that called Form.
   void Formed();
   // Ends what is under way, with an abort if need be, and gives the communicator back, or leaves it
-  // behind: see NcclRankOptions::end_limit.
+  // behind: see kNcclEndLimit.
   void Stop();
 
  private:
@@ -107,7 +107,11 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   const int rank_, ranks_, device_;
   const Duration end_limit_;
   const std::shared_ptr<NcclAbort> abort_;
-  std::shared_ptr<const NcclResources> resources_;  // null once stopped
+  // Null once stopped: written by Stop when no other thread is left.
+  std::shared_ptr<const NcclResources> resources_;
+  // NCCL, this GPU or another one of the process did not let go in time. Of the watch, and of Stop
+  // when that has ended.
+  bool hangs_ = false;
   Mutex forming_mutex_;
   std::function<bool()> stopped_ ABSL_GUARDED_BY(forming_mutex_);  // empty once it is formed
   std::atomic<TraceBuffer*> trace_{nullptr};
@@ -117,7 +121,6 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
   ncclComm_t comm_ ABSL_GUARDED_BY(mutex_) = nullptr;  // null: not there yet, or given back
   // The streams have come to rest, or did not in time, and nothing is queued any more.
   bool ended_ ABSL_GUARDED_BY(mutex_) = false;
-  bool left_behind_ = false;  // what NCCL or the GPU may still be using
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
   std::deque<TransferPtr> under_way_ ABSL_GUARDED_BY(mutex_);  // in the order they were started
   // See NcclRecord.

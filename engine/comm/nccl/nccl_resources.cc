@@ -1,32 +1,8 @@
 #include "engine/comm/nccl/nccl_resources.h"
 
-#include <thread>
-#include <utility>
-
-#include "base/mutex.h"
 #include "engine/compute/cuda/cuda_api.h"
 
 namespace ringfill {
-
-bool EndsInTime(std::function<void()> call, Instant until) {
-  struct End {
-    Mutex mutex;
-    CondVar changed;
-    bool reached ABSL_GUARDED_BY(mutex) = false;
-  };
-  const auto end = std::make_shared<End>();
-  std::thread([end, call = std::move(call)]() mutable {
-    call();
-    call = nullptr;
-    MutexLock lock(&end->mutex);
-    end->reached = true;
-    end->changed.Signal();
-  }).detach();
-  MutexLock lock(&end->mutex);
-  while (!end->reached && end->changed.WaitUntil(&end->mutex, until)) {
-  }
-  return end->reached;
-}
 
 absl::StatusOr<std::shared_ptr<const NcclResources>> NcclResources::Make(int device, int ranks) {
   const std::shared_ptr<NcclResources> made(new NcclResources(device));

@@ -1,21 +1,14 @@
-// What NCCL's calls of one rank use beside the communicator, and how to make those that may never
-// return, because a GPU or its driver does not answer.
+// What NCCL's calls of one rank use beside the communicator.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 
-#include "base/clock.h"
 #include "base/status.h"
 
 namespace ringfill {
-
-// Calls it on a thread of its own and returns true when it has ended and what it holds is gone;
-// false at `until`: both live on then until it ends.
-[[nodiscard]] bool EndsInTime(std::function<void()> call, Instant until);
 
 // The stream of transfers, and buffers of GatherOnHost: on the device, and pinned ones on the host.
 // Made before and freed after all transfers, because CUDA may wait for all GPUs in either. Shared
@@ -25,8 +18,8 @@ class NcclResources {
   // Of a gather on the host, each rank's part that goes at once.
   static constexpr size_t kPieceBytes = 16 << 10;
 
+  // Like the destructor, may wait for the device for ever: see DetachedCall.
   static absl::StatusOr<std::shared_ptr<const NcclResources>> Make(int device, int ranks);
-  // May wait for the device for ever.
   ~NcclResources();
   NcclResources(const NcclResources&) = delete;
   NcclResources& operator=(const NcclResources&) = delete;

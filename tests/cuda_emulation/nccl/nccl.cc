@@ -204,6 +204,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   const std::string text = "emulated " + std::to_string(++World::Get().ids);
   std::memcpy(id->internal, text.data(), text.size());
   World::Get().cliques[text] = nullptr;
+  emulation::NcclFaults::Get().Count(&emulation::NcclCounters::ids);
   return ncclSuccess;
 }
 

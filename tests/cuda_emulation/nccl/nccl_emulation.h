@@ -50,6 +50,7 @@ void SetNcclVersion(int version);
 void ResetNccl();
 
 struct NcclCounters {
+  uint64_t ids = 0;
   uint64_t launches = 0;
   uint64_t operations = 0;
   uint64_t aborted = 0;  // communicators

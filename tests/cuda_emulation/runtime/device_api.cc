@@ -75,7 +75,7 @@ int CurrentDevice() { return current_device; }
 void SetCurrentDevice(int device) { current_device = device; }
 
 cudaError_t Return(cudaError_t error) {
-  if (error != cudaSuccess && error != cudaErrorNotReady) last_error = error;
+  if (error != cudaSuccess) last_error = error;
   return error;
 }
 

@@ -1,6 +1,10 @@
 // Allocation, copies and fills.
+#include <array>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
+#include <thread>
 
 #include "tests/cuda_emulation/memory/device_memory.h"
 #include "tests/cuda_emulation/memory/host_memory.h"
@@ -116,7 +120,13 @@ cudaError_t Allocate(void** p, size_t bytes, const std::function<void*()>& alloc
   return bytes > 0 && *p == nullptr ? cudaErrorMemoryAllocation : cudaSuccess;
 }
 
+std::array<std::atomic<bool>, kMaxDevices> hung_allocations{};
+
 }  // namespace
+
+void HangAllocations(int device) { hung_allocations.at(static_cast<size_t>(device)) = true; }
+void ReleaseAllocations(int device) { hung_allocations.at(static_cast<size_t>(device)) = false; }
+
 }  // namespace ringfill::cuda_emulation
 
 using namespace ringfill::cuda_emulation;  // NOLINT: the functions below belong to CUDA
@@ -124,6 +134,9 @@ using namespace ringfill::cuda_emulation;  // NOLINT: the functions below belong
 extern "C" {
 
 cudaError_t cudaMalloc(void** p, size_t bytes) {
+  while (hung_allocations.at(static_cast<size_t>(CurrentDevice()))) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   if (const cudaError_t error = Runtime::Get().CheckNotCapturing()) return Return(error);
   return Return(
       Allocate(p, bytes, [bytes] { return DeviceMemory::Get().Allocate(CurrentDevice(), bytes); }));

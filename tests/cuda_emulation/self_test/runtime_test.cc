@@ -290,6 +290,7 @@ TEST_F(Emulation, QueriesMakeProgress) {
   ASSERT_EQ(cudaEventRecord(streams.event, streams.first), cudaSuccess);
   int polls = 0;
   while (cudaEventQuery(streams.event) == cudaErrorNotReady) ASSERT_LT(++polls, 1000);
+  EXPECT_EQ(cudaGetLastError(), polls > 0 ? cudaErrorNotReady : cudaSuccess);
   EXPECT_EQ(cudaGetLastError(), cudaSuccess);
   EXPECT_EQ(cudaStreamQuery(streams.first), cudaSuccess);
 }

@@ -41,7 +41,7 @@ TransportMemory& Memory() {
 std::vector<std::unique_ptr<Communicator>> Make(int ranks) {
   std::vector<int> devices(static_cast<size_t>(ranks));
   std::iota(devices.begin(), devices.end(), 0);
-  return MakeNcclGroup(devices, Soon()).value();
+  return MakeNcclGroup(devices, {.deadline = Soon()}).value();
 }
 
 template <uint64_t seed>

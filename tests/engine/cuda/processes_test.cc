@@ -353,6 +353,51 @@ TEST_F(GpuProcessTest, AWorkerThatLosesItsLeaderWhileItsWeightsComeTellsSo) {
   EXPECT_FALSE(leader.get().ok());
 }
 
+// A GPU that does not give its memory back: not for so long that the test would end by that.
+class HungMachine final : public RankMachine {
+ public:
+  explicit HungMachine(std::unique_ptr<RankMachine> real) : real_(std::move(real)) {}
+  ~HungMachine() override { std::this_thread::sleep_for(std::chrono::minutes(1)); }
+
+  Device& device() override { return real_->device(); }
+  const KvGeometry& geometry() const override { return real_->geometry(); }
+  absl::StatusOr<std::unique_ptr<Communicator>> JoinRing(const RingTerms& terms,
+                                                         std::vector<int>& missing) override {
+    return real_->JoinRing(terms, missing);
+  }
+  void StartEpoch() override { real_->StartEpoch(); }
+
+ private:
+  const std::unique_ptr<RankMachine> real_;
+};
+
+class HungMachines final : public GpuMachines {
+ public:
+  absl::StatusOr<WorkerGpu> Look(int device) const override { return real_->Look(device); }
+  absl::StatusOr<std::unique_ptr<RankMachine>> Make(
+      std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
+      const std::function<bool()>& stopped) const override {
+    RF_ASSIGN_OR_RETURN(auto machine, real_->Make(std::move(model), welcome, gpu, stopped));
+    return std::make_unique<HungMachine>(std::move(machine));
+  }
+  absl::StatusOr<std::string> NewGroupId() const override { return real_->NewGroupId(); }
+
+ private:
+  const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
+};
+
+// It would keep the GPU from the worker that comes next.
+TEST_F(GpuProcessTest, AWorkerEndsThoughItsGpuHangs) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(
+      {
+        StartRing(1, [](WorkerOptions& worker) { worker.gpus = std::make_shared<HungMachines>(); });
+        workers_[0]->Stop();
+        workers_.clear();
+      },
+      testing::ExitedWithCode(5), "the rank does not end: the process exits");
+}
+
 TEST_F(GpuProcessTest, AWorkerWithoutAGpuIsRefusedByName) {
   Start(Worker(0));
   WorkerOptions without = Worker(1);

@@ -32,7 +32,7 @@ constexpr int kSeeds = 20;
 std::vector<std::unique_ptr<Communicator>> MakeGroup(int ranks, Instant deadline = Soon()) {
   std::vector<int> devices(static_cast<size_t>(ranks));
   std::iota(devices.begin(), devices.end(), 0);
-  return MakeNcclGroup(devices, deadline).value();
+  return MakeNcclGroup(devices, {.deadline = deadline}).value();
 }
 
 void ResetEmulation(uint64_t seed, int devices = 4, bool peers = true) {
@@ -261,6 +261,33 @@ TEST_F(NcclTest, DeviceThatDiesEndsTheGroup) {
   ResetEmulation(2);
 }
 
+// NCCL, cuBLASLt and launches of kernels take an error that is left for one of their own.
+TEST_F(NcclTest, WaitingLeavesNoErrorBehind) {
+  auto ends = MakeGroup(2);
+  ASSERT_EQ(cudaGetLastError(), cudaSuccess);
+  cuda_emulation::HoldNccl(1);
+  TraceBuffer trace;
+  trace.Enable(true);
+  ends[0]->TraceTo(&trace);
+  const Buffer send(0, 10), recv(0, 10);
+  const std::vector<TransferPtr> transfers = {ends[0]->StartExchange(ExchangeOf(1, 1, send, recv)),
+                                              ends[0]->StartExchange(ExchangeOf(1, 1, send, recv))};
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "queueing while the stream is busy";
+  EXPECT_FALSE(transfers[0]->done());
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "asking";
+  ends[0]->Abort(absl::CancelledError("enough"));
+  EXPECT_TRUE(absl::IsCancelled(transfers[1]->Await(Soon())));
+  EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess) << "waiting";
+}
+
+// What NCCL opens for an id stays until all ranks have come.
+TEST_F(NcclTest, GroupWhoseBuffersDoNotFitAsksForNoId) {
+  cuda_emulation::LimitMemory(1, 100);
+  const auto group = MakeNcclGroup({0, 1, 2}, {.deadline = Soon()});
+  EXPECT_EQ(group.status().code(), absl::StatusCode::kResourceExhausted) << group.status();
+  EXPECT_EQ(cuda_emulation::GetNcclCounters().ids, 0u);
+}
+
 size_t FreeBytes(int device) {
   size_t free = 0, total = 0;
   EXPECT_EQ(cudaSetDevice(device), cudaSuccess);
@@ -268,21 +295,30 @@ size_t FreeBytes(int device) {
   return free;
 }
 
+// What was left behind on the device has ended, and what it held is free.
+bool EventuallyFree(int device, size_t bytes) {
+  const Instant until = In(std::chrono::minutes(1));
+  while (FreeBytes(device) < bytes || cuda_emulation::GetNcclCounters().live > 0) {
+    if (Clock::Real().Now() > until) return false;
+    std::this_thread::sleep_for(milliseconds(1));
+  }
+  return true;
+}
+
+// Of an end that is about to hang: its test waits for so long.
+constexpr Duration kShortEnd = milliseconds(50);
+
 // Ranks 0 and 1, each as a process of its own.
-std::vector<std::unique_ptr<Communicator>> MakePair(Duration end_limit) {
+std::vector<std::unique_ptr<Communicator>> MakePairWhoseFirstHangs() {
   cuda_emulation::SeparateNcclRanks();
   const NcclId id = NewNcclId().value();
   std::vector<std::unique_ptr<Communicator>> ends(2);
   std::vector<std::thread> threads;
   for (int r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
-      ends[static_cast<size_t>(r)] = FormNcclRank({.rank = r,
-                                                   .ranks = 2,
-                                                   .device = r,
-                                                   .id = id,
-                                                   .deadline = Soon(),
-                                                   .end_limit = end_limit})
-                                         .value();
+      NcclRankOptions options{.rank = r, .ranks = 2, .device = r, .id = id, .deadline = Soon()};
+      if (r == 0) options.end_limit = kShortEnd;
+      ends[static_cast<size_t>(r)] = FormNcclRank(options).value();
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -304,7 +340,7 @@ TEST_F(NcclTest, AbortThatHangsIsLeftBehind) {
   for (const Hang& hang : kHangs) {
     SCOPED_TRACE(hang.name);
     const size_t free_at_first = FreeBytes(0);
-    auto ends = MakePair(milliseconds(50));
+    auto ends = MakePairWhoseFirstHangs();
     const size_t free_when_formed = FreeBytes(0);
     const Buffer send(0, 10), recv(0, 10);
     const TransferPtr transfer = ends[0]->StartExchange(ExchangeOf(1, 1, send, recv));
@@ -313,22 +349,23 @@ TEST_F(NcclTest, AbortThatHangsIsLeftBehind) {
     ends[0]->Abort(absl::CancelledError("enough"));
     EXPECT_TRUE(absl::IsCancelled(transfer->Await(Soon())));
     EXPECT_LE(FreeBytes(0), free_when_formed);
-    ends.clear();
+    ends[0].reset();
     EXPECT_LE(FreeBytes(0), free_when_formed) << "still in use";
     hang.end(0);
-    while (FreeBytes(0) + 20 < free_at_first) std::this_thread::sleep_for(milliseconds(1));
-    EXPECT_EQ(cuda_emulation::GetNcclCounters().live, 0u);
+    ends.clear();
+    EXPECT_TRUE(EventuallyFree(0, free_at_first - send.size() - recv.size()));
   }
 }
 
 TEST_F(NcclTest, EndWithoutFailureThatHangsIsLeftBehindToo) {
   const size_t free_at_first = FreeBytes(0);
-  auto ends = MakePair(milliseconds(50));
+  auto ends = MakePairWhoseFirstHangs();
   cuda_emulation::HangNcclAborts(0);
-  ends.clear();
+  ends[0].reset();
   EXPECT_LT(FreeBytes(0), free_at_first) << "still in use";
   cuda_emulation::ReleaseNcclAborts(0);
-  while (FreeBytes(0) < free_at_first) std::this_thread::sleep_for(milliseconds(1));
+  ends.clear();
+  EXPECT_TRUE(EventuallyFree(0, free_at_first));
 }
 
 // Kernels of an aborted transfer use the buffers of both ends for a while longer.
@@ -350,13 +387,29 @@ TEST_F(NcclTest, BuffersAreBackWhenAllGpusOfTheProcessLetGo) {
   }
 }
 
+// CUDA may wait for all GPUs before it frees anything, which each end would find out for itself.
+TEST_F(NcclTest, EndsOfOneProcessWaitForAGpuThatHangsOnce) {
+  constexpr Duration kLimit = seconds(3);
+  const size_t free_at_first = FreeBytes(1);
+  auto ends = MakeNcclGroup({0, 1, 2, 3}, {.deadline = Soon(), .end_limit = kLimit}).value();
+  const Buffer send(0, 10), recv(0, 10);
+  const TransferPtr transfer = ends[0]->StartExchange(ExchangeOf(1, 1, send, recv));
+  EXPECT_TRUE(absl::IsDeadlineExceeded(transfer->Await(In(milliseconds(5)))));
+  cuda_emulation::LetNcclLinger(0);
+  const Instant start = Clock::Real().Now();
+  ends.clear();
+  EXPECT_LT(Clock::Real().Now() - start, 3 * kLimit);
+  cuda_emulation::EndNccl(0);
+  EXPECT_TRUE(EventuallyFree(1, free_at_first));
+}
+
 TEST_F(NcclTest, GroupIsFormedAgainOfTheRestAfterAnAbort) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     auto ends = MakeGroup(3);
     ends[0]->Abort(absl::CancelledError("enough"));
     EXPECT_TRUE(absl::IsCancelled(ends[2]->Barrier(Soon())));
     ends.clear();
-    auto rest = MakeNcclGroup({2, 0}, Soon());
+    auto rest = MakeNcclGroup({2, 0}, {.deadline = Soon()});
     ASSERT_TRUE(rest.ok()) << rest.status();
     std::thread other([&] { EXPECT_TRUE((*rest)[1]->Barrier(Soon()).ok()); });
     EXPECT_TRUE((*rest)[0]->Barrier(Soon()).ok());
@@ -383,7 +436,7 @@ TEST_F(NcclTest, RanksFormAGroupFromAnIdThatOneMade) {
 TEST_F(NcclTest, OneRankTalksToItself) {
   for (uint64_t seed = 1; seed <= kSeeds; ++seed) {
     ResetEmulation(seed);
-    const auto ends = MakeNcclGroup({static_cast<int>(seed % 4)}, Soon()).value();
+    const auto ends = MakeNcclGroup({static_cast<int>(seed % 4)}, {.deadline = Soon()}).value();
     const int64_t mine = 7;
     int64_t got = 0;
     ASSERT_TRUE(ends[0]
@@ -403,11 +456,27 @@ TEST_F(NcclTest, JoiningThatHangsWhenItIsGivenUpIsLeftBehind) {
                                  .device = 0,
                                  .id = NewNcclId().value(),
                                  .deadline = In(milliseconds(20)),
-                                 .end_limit = milliseconds(20)});
+                                 .end_limit = kShortEnd});
   EXPECT_EQ(end.status().code(), absl::StatusCode::kDeadlineExceeded) << end.status();
   EXPECT_LT(FreeBytes(0), free_at_first) << "still in use";
   cuda_emulation::ReleaseNcclAborts(0);
-  while (FreeBytes(0) < free_at_first) std::this_thread::sleep_for(milliseconds(1));
+  EXPECT_TRUE(EventuallyFree(0, free_at_first));
+}
+
+TEST_F(NcclTest, GpuThatGivesNoMemoryEndsFormingAtTheDeadline) {
+  const size_t free_at_first = FreeBytes(1);
+  cuda_emulation::HangAllocations(1);
+  const NcclId id = NewNcclId().value();
+  for (const absl::Status& status :
+       {MakeNcclGroup({0, 1}, {.deadline = In(milliseconds(20))}).status(),
+        FormNcclRank(
+            {.rank = 1, .ranks = 2, .device = 1, .id = id, .deadline = In(milliseconds(20))})
+            .status()}) {
+    EXPECT_EQ(status.code(), absl::StatusCode::kDeadlineExceeded) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("GPU 1 gave no memory"));
+  }
+  cuda_emulation::ReleaseAllocations(1);
+  EXPECT_TRUE(EventuallyFree(1, free_at_first));
 }
 
 TEST_F(NcclTest, RankThatDoesNotJoinEndsAtTheDeadline) {
@@ -456,7 +525,8 @@ TEST_F(NcclTest, MeetingEndsWhenToldTo) {
 TEST_F(NcclTest, WhoeverFormsAGroupIsServedMeanwhileAndMayStop) {
   cuda_emulation::HoldNccl(1);
   int calls = 0;
-  const auto group = MakeNcclGroup({0, 1}, Instant::max(), [&calls] { return ++calls < 5; });
+  const auto group = MakeNcclGroup(
+      {0, 1}, {.deadline = Instant::max(), .while_waiting = [&calls] { return ++calls < 5; }});
   EXPECT_EQ(group.status().code(), absl::StatusCode::kCancelled) << group.status();
   EXPECT_EQ(calls, 5);
   cuda_emulation::ReleaseNccl(1);
@@ -490,8 +560,8 @@ TEST_F(NcclTest, AnOlderLibraryIsRefusedNamingBothVersions) {
   EXPECT_TRUE(CheckNccl().ok());
   for (const auto& [code, name] : {std::pair{22406, "2.24.6"}, {2708, "2.7.8"}}) {
     cuda_emulation::SetNcclVersion(code);
-    for (const absl::Status& status :
-         {CheckNccl(), NewNcclId().status(), MakeNcclGroup({0, 1}, Soon()).status()}) {
+    for (const absl::Status& status : {CheckNccl(), NewNcclId().status(),
+                                       MakeNcclGroup({0, 1}, {.deadline = Soon()}).status()}) {
       EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
       EXPECT_THAT(std::string(status.message()),
                   AllOf(HasSubstr("NCCL 2.25.0 or newer"), HasSubstr(name)));
@@ -503,7 +573,7 @@ TEST_F(NcclTest, AnOlderLibraryIsRefusedNamingBothVersions) {
 
 TEST_F(NcclTest, TwoRanksOnOneDeviceAreRefused) {
   cuda_emulation::SetQuiet(true);
-  const auto group = MakeNcclGroup({1, 1}, Soon());
+  const auto group = MakeNcclGroup({1, 1}, {.deadline = Soon()});
   cuda_emulation::SetQuiet(false);
   EXPECT_EQ(group.status().code(), absl::StatusCode::kInternal) << group.status();
   EXPECT_THAT(std::string(group.status().message()), HasSubstr("two ranks use device 1"));
