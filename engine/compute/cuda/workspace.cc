@@ -12,9 +12,10 @@ namespace {
 constexpr size_t kSmallThings = size_t{64} << 20;
 // Code of kernels and libraries, which CUDA loads with their first call, and the context's growth.
 constexpr size_t kCodeBytes = size_t{512} << 20;
-// NCCL's buffers, which all lie there when a ring has formed. It allocates some for a communicator,
-// and some for each peer: up to 32 channels of 12 MiB for send and receive over NVLink. Ranks
-// beyond a machine of 8 GPUs share the buffers of the network. As reported for 8 H100:
+// NCCL's buffers. Most lie there when a ring has formed; an algorithm that it keeps for longer
+// all-gathers takes its own with the first of these. It allocates some for a communicator, and some
+// for each peer: up to 32 channels of 12 MiB for send and receive over NVLink. Ranks beyond a
+// machine of 8 GPUs share the buffers of the network. As reported for 8 H100:
 // github.com/NVIDIA/nccl/issues/1685 (1.1 GB, 4.3 GB when all have met).
 constexpr size_t kCommunicatorBytes = size_t{1} << 30;
 constexpr size_t kPeerBytes = size_t{32 * 12} << 20;
