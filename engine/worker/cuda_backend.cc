@@ -69,7 +69,7 @@ absl::StatusOr<CudaBackend> MakeCudaBackend(std::shared_ptr<const Model> model,
   RF_ASSIGN_OR_RETURN(const std::vector<CudaGpu> all, ListGpus());
   RF_ASSIGN_OR_RETURN(std::vector<CudaGpu> gpus, PickGpus(all, options.devices, options.ranks));
   RF_RETURN_IF_ERROR(CheckCublas());
-  RF_RETURN_IF_ERROR(CheckNccl());
+  if (options.ranks > 1) RF_RETURN_IF_ERROR(CheckNccl());
   RF_RETURN_IF_ERROR(CudaDevice::CheckModel(model->config()));
   CudaBackend out;
   std::vector<CudaRankOptions> ranks;

@@ -54,7 +54,6 @@ class CudaMachine final : public RankMachine {
 class CudaMachinesOfProcess final : public GpuMachines {
  public:
   absl::StatusOr<WorkerGpu> Look(int device) const override {
-    RF_RETURN_IF_ERROR(CheckNccl());
     RF_ASSIGN_OR_RETURN(const CudaGpu gpu, FindGpu(device));
     return WorkerGpu{.device = gpu.index,
                      .name = Describe(gpu),
@@ -65,6 +64,7 @@ class CudaMachinesOfProcess final : public GpuMachines {
   absl::StatusOr<std::unique_ptr<RankMachine>> Make(
       std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
       const std::function<bool()>& stopped) const override {
+    if (welcome.ranks > 1) RF_RETURN_IF_ERROR(CheckNccl());
     RF_RETURN_IF_ERROR(CudaDevice::CheckModel(model->config()));
     RF_ASSIGN_OR_RETURN(const CudaMemoryPlan plan, Plan(*model, welcome, gpu));
     CudaRankOptions rank;

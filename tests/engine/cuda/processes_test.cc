@@ -436,6 +436,18 @@ TEST_F(GpuProcessTest, AContextThatDoesNotFitIsRefusedWithTheNumbers) {
                     HasSubstr("device 0"), HasSubstr("the largest context that fits is")));
 }
 
+// One worker alone calls no NCCL.
+TEST_F(GpuProcessTest, SeveralWorkersRefuseToUseAnOldNccl) {
+  cuda_emulation::SetNcclVersion(22406);
+  StartRing(1);
+  ExpectRight(17, 2);
+  ring_.reset();
+  workers_.clear();
+  for (int r = 0; r < 2; ++r) Start(Worker(r));
+  EXPECT_THAT(std::string(StartStatus(2).message()), HasSubstr("this is 2.24.6"));
+  EXPECT_TRUE(Eventually([&] { return workers_[0]->end() == WorkerEnd::kRefused; }));
+}
+
 TEST_F(GpuProcessTest, F32IsRefusedBeforeAnybodyIsAwaited) {
   options_.dtype = DType::kF32;
   EXPECT_THAT(std::string(StartStatus(2).message()), HasSubstr("compute.dtype"));
