@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # Installs, builds and runs every test through ctest.
 #
-# Usage: tools/test.sh [--stage release|asan|tsan|fuzz|all] [ctest arguments]
+# Usage: tools/test.sh [--stage release|asan|tsan|fuzz|asan-gpu|tsan-gpu|all] [ctest arguments]
 #
 #   release   everything, on the real model: units, server, command line, end to end, lint
 #   asan      engine and below under the address and undefined-behaviour sanitizers
 #   tsan      engine and below under the thread sanitizer
 #   fuzz      the libFuzzer targets, briefly, on their corpus
 #   all       these four (default)
+#   asan-gpu, tsan-gpu   ranks on emulated GPUs, which `release` runs, under the sanitizers
 #
 # Arguments that it does not know go to each ctest, for example: tools/test.sh --stage release -R cli
 # The last line sums up: N passed, N failed, N skipped. Not zero on any failure, or when nothing ran.
@@ -22,8 +23,8 @@ while [[ $# -gt 0 ]]; do
       [[ $# -ge 2 ]] || usage_error "--stage needs a value"
       case $2 in
         all) ;;
-        release | asan | tsan | fuzz) stages=("$2") ;;
-        *) usage_error "--stage takes release, asan, tsan, fuzz or all, not $2" ;;
+        release | asan | tsan | fuzz | asan-gpu | tsan-gpu) stages=("$2") ;;
+        *) usage_error "--stage takes release, asan, tsan, fuzz, asan-gpu, tsan-gpu or all, not $2" ;;
       esac
       shift
       ;;
@@ -72,12 +73,16 @@ for stage in "${stages[@]}"; do
     asan) selection=(-LE 'lint|e2e') ;;
     # Nothing to see in programs of one thread.
     tsan) selection=(-LE 'lint|e2e|serial') ;;
-    fuzz)
-      selection=(-L fuzz)
-      # Only these: each test is named after its program.
-      if configure fuzz; then
-        mapfile -t targets < <(ctest --test-dir "$root/build/fuzz" -N -L fuzz 2>/dev/null |
-          sed -n 's/^ *Test *#[0-9]*: //p')
+    fuzz) selection=(-L fuzz) ;;
+    asan-gpu) selection=(-R 'cuda|nccl' -LE 'lint|e2e') ;;
+    tsan-gpu) selection=(-R 'cuda|nccl' -LE 'lint|e2e|serial') ;;
+  esac
+  # Only the programs of those selected, after which tests are named.
+  case $stage in
+    fuzz | *-gpu)
+      if configure "$stage"; then
+        mapfile -t targets < <(ctest --test-dir "$root/build/$stage" -N "${selection[@]}" 2>/dev/null |
+          sed -n 's/^ *Test *#[0-9]*: //p' | grep -v version)
       fi
       ;;
   esac
