@@ -74,15 +74,15 @@ for stage in "${stages[@]}"; do
     # Nothing to see in programs of one thread.
     tsan) selection=(-LE 'lint|e2e|serial') ;;
     fuzz) selection=(-L fuzz) ;;
-    asan-gpu) selection=(-R 'cuda|nccl' -LE 'lint|e2e') ;;
-    tsan-gpu) selection=(-R 'cuda|nccl' -LE 'lint|e2e|serial') ;;
+    asan-gpu) selection=(-R 'cuda|comm_(nccl|conformance)' -LE 'lint|e2e') ;;
+    tsan-gpu) selection=(-R 'cuda|comm_(nccl|conformance)' -LE 'lint|e2e|serial') ;;
   esac
   # Only the programs of those selected, after which tests are named.
   case $stage in
     fuzz | *-gpu)
       if configure "$stage"; then
         mapfile -t targets < <(ctest --test-dir "$root/build/$stage" -N "${selection[@]}" 2>/dev/null |
-          sed -n 's/^ *Test *#[0-9]*: //p' | grep -v version)
+          sed -n 's/^ *Test *#[0-9]*: //p')
       fi
       ;;
   esac
