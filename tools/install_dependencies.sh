@@ -3,7 +3,7 @@
 #
 # Usage: tools/install_dependencies.sh [--test]
 #
-#   --test   also what only the tests need (clang with libFuzzer, clang-format)
+#   --test   also what only the tests need (clang with libFuzzer, clang-format, Prometheus)
 #
 # Runs as root or through sudo. When nothing is missing it asks no network and ends at once.
 set -euo pipefail
@@ -23,7 +23,7 @@ packages=(
   # The presets build the tests too, where GPU threads run as fibers.
   libboost-context-dev libgmock-dev libgtest-dev
 )
-test_packages=(clang clang-format libclang-rt-14-dev llvm shellcheck)
+test_packages=(clang clang-format libclang-rt-14-dev llvm prometheus shellcheck)
 
 for argument in "$@"; do
   case $argument in
