@@ -40,12 +40,6 @@ Duration Between(cudaEvent_t from, cudaEvent_t to) {
   return std::chrono::duration_cast<Duration>(std::chrono::duration<float, std::milli>(ms));
 }
 
-bool IsIdle(cudaStream_t stream) {
-  const cudaError_t error = cudaStreamQuery(stream);
-  IgnoreCuda(error);
-  return error == cudaSuccess;
-}
-
 }  // namespace
 
 // ---- NcclTransfer
@@ -59,9 +53,7 @@ bool NcclTransfer::Look() const {
     if (!ended) {
       // Aborted kernels end early: what they leave is no result.
       if (state_ != State::kQueued || lane_->comm_ == nullptr) return false;
-      const cudaError_t error = cudaEventQuery(record_.end.get());
-      IgnoreCuda(error);
-      if (error != cudaSuccess) return false;  // the watch sees to errors
+      if (QueryEvent(record_.end.get()) != cudaSuccess) return false;  // the watch sees to errors
     }
   }
   if (ended) {
@@ -342,7 +334,7 @@ absl::Status NcclLane::QueueMove(const NcclMove& move) {
 }
 
 void NcclLane::AnchorTrace(NcclRecord& record) {
-  if (IsIdle(stream())) {
+  if (QueryStream(stream()) == cudaSuccess) {
     absl::StatusOr<CudaEventHandle> event = CudaEventHandle::Make(CudaEventHandle::Timing::kOn);
     if (event.ok() && cudaEventRecord(event->get(), stream()) == cudaSuccess) {
       anchored_at_ = Clock::Real().Now();
@@ -422,8 +414,7 @@ void NcclLane::CheckCommunicator() {
     MutexLock lock(&mutex_);
     if (comm_ == nullptr || under_way_.empty()) return;
     const ncclResult_t state = AsyncState();
-    const cudaError_t error = cudaStreamQuery(stream());
-    IgnoreCuda(error);
+    const cudaError_t error = QueryStream(stream());
     if (error != cudaSuccess && error != cudaErrorNotReady) {
       status = CudaStatus(error, "a transfer", device_);
     } else if (state != ncclSuccess && state != ncclInProgress) {
@@ -467,13 +458,11 @@ void NcclLane::EndAll() {
 }
 
 bool NcclLane::AwaitStream(Instant until) {
-  for (;;) {
-    const cudaError_t error = cudaStreamQuery(stream());
-    IgnoreCuda(error);
-    if (error != cudaErrorNotReady) return true;
+  while (QueryStream(stream()) == cudaErrorNotReady) {
     if (Clock::Real().Now() >= until) return false;
     std::this_thread::sleep_for(kPoll);
   }
+  return true;
 }
 
 void NcclLane::Stop() {

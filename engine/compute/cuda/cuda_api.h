@@ -23,7 +23,19 @@ absl::Status CudaStatus(cudaError_t error, std::string_view call, int device);
 inline void IgnoreCuda(cudaError_t error) {
   if (error != cudaSuccess) (void)cudaGetLastError();
 }
-// The same for what a launch wrapper of kernels/ returned.
+// Whether what was queued is done: cudaSuccess, cudaErrorNotReady or what it ran into. Leaves no
+// last error behind.
+inline cudaError_t QueryStream(cudaStream_t stream) {
+  const cudaError_t state = cudaStreamQuery(stream);
+  IgnoreCuda(state);
+  return state;
+}
+inline cudaError_t QueryEvent(cudaEvent_t event) {
+  const cudaError_t state = cudaEventQuery(event);
+  IgnoreCuda(state);
+  return state;
+}
+// The same as CudaStatus for what a launch wrapper of kernels/ returned.
 inline absl::Status LaunchStatus(int error, std::string_view kernel, int device) {
   return CudaStatus(static_cast<cudaError_t>(error), kernel, device);
 }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <thread>
 
-#include "absl/strings/str_cat.h"
+#include "engine/compute/cuda/cuda_api.h"
 
 namespace ringfill {
 namespace {
@@ -13,19 +13,13 @@ constexpr Duration kSpin = std::chrono::microseconds(50);
 constexpr Duration kFirstPause = std::chrono::microseconds(20);
 constexpr Duration kLongestPause = std::chrono::microseconds(200);
 
-absl::Status Failed(const char* what, cudaError_t error) {
-  (void)cudaGetLastError();
-  return absl::InternalError(
-      absl::StrCat(what, ": ", cudaGetErrorString(error), " (", cudaGetErrorName(error), ")"));
-}
-
 }  // namespace
 
 absl::StatusOr<CudaEventHandle> CudaEventHandle::Make(Timing timing) {
   CudaEventHandle made;
   const unsigned flags = timing == Timing::kOn ? cudaEventDefault : cudaEventDisableTiming;
-  const cudaError_t error = cudaEventCreateWithFlags(&made.event_, flags);
-  if (error != cudaSuccess) return Failed("making a CUDA event", error);
+  RF_RETURN_IF_ERROR(
+      CudaStatus(cudaEventCreateWithFlags(&made.event_, flags), "making a CUDA event", -1));
   return made;
 }
 
@@ -33,10 +27,8 @@ absl::Status AwaitCudaEvent(cudaEvent_t event, Instant deadline) {
   const Instant start = Clock::Real().Now();
   Duration pause = kFirstPause;
   for (;;) {
-    const cudaError_t error = cudaEventQuery(event);
-    if (error == cudaSuccess) return absl::OkStatus();
-    if (error != cudaErrorNotReady) return Failed("waiting for a CUDA event", error);
-    (void)cudaGetLastError();
+    const cudaError_t state = QueryEvent(event);
+    if (state != cudaErrorNotReady) return CudaStatus(state, "waiting for a CUDA event", -1);
     const Instant now = Clock::Real().Now();
     if (now >= deadline) return absl::DeadlineExceededError("queued work did not finish in time");
     if (now - start < kSpin) continue;

@@ -115,10 +115,10 @@ std::byte* CudaStream::Pinned(size_t bytes) {
 }
 
 bool CudaStream::DeviceLost() const {
-  if (!CudaStatus(cudaSetDevice(device_), "cudaSetDevice", device_).ok()) return true;
+  const cudaError_t set = cudaSetDevice(device_);
+  IgnoreCuda(set);
   // An error that work has run into comes back from every call.
-  const cudaError_t state = cudaStreamQuery(stream_);
-  IgnoreCuda(state);
+  const cudaError_t state = set == cudaSuccess ? QueryStream(stream_) : set;
   return state != cudaSuccess && state != cudaErrorNotReady;
 }
 

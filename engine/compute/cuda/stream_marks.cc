@@ -99,11 +99,8 @@ bool StreamMarks::Poll() {
       if (under_way_.empty()) return true;
       if (taking_) return false;
       const auto& end = under_way_.front().end;
-      const cudaError_t error = end == nullptr ? cudaErrorUnknown : cudaEventQuery(end->get());
-      if (error == cudaErrorNotReady) {
-        IgnoreCuda(error);
-        return false;
-      }
+      const cudaError_t error = end == nullptr ? cudaErrorUnknown : QueryEvent(end->get());
+      if (error == cudaErrorNotReady) return false;
       if (error != cudaSuccess) {
         // The device answers nothing any more.
         status_.Update(CudaStatus(error, "running queued work", device_));
