@@ -99,7 +99,10 @@ void DeviceMemory::QueueFree(const void* p, const void* stream) {
 
 void DeviceMemory::Trim(int index) {
   MutexLock lock(&mutex_);
-  Device& device = At(index);
+  TrimLocked(At(index));
+}
+
+void DeviceMemory::TrimLocked(Device& device) {
   std::erase_if(device.pool, [&device](const Kept& kept) {
     if (kept.freed) device.used -= kept.bytes;
     return kept.freed;
@@ -198,12 +201,8 @@ bool DeviceMemory::Free(void* p) {
 
 void DeviceMemory::Limit(int device, size_t free_bytes) {
   MutexLock lock(&mutex_);
-  Device& of = At(device);
-  for (const Kept& kept : of.pool) {
-    if (kept.freed) of.used -= kept.bytes;
-  }
-  of.pool.clear();
-  of.most = of.used + free_bytes;
+  TrimLocked(At(device));
+  At(device).most = At(device).used + free_bytes;
 }
 
 size_t DeviceMemory::total() const {

@@ -1,9 +1,9 @@
 // The memories of the emulated devices. Each device has a range of addresses of its own, of which
 // only live allocations are mapped. New memory is full of 0xff bytes (NaN), freed memory is
-// unmapped and its addresses are given out again only
-// when a device has no others left. Host code that touches device memory gets a
-// segmentation fault: it is accessible only while a device is open, that is to the thread that
-// runs queued work, and on CPUs without protection keys to all while some thread does.
+// unmapped and its addresses are given out again only when a device has no others left. Host code
+// that touches device memory gets a segmentation fault: it is accessible only while a device is
+// open, that is to the thread that runs queued work, and on CPUs without protection keys to all
+// while some thread does.
 //
 // Any thread may call. Finding an allocation takes no lock: kernels do it at every access.
 #pragma once
@@ -52,7 +52,7 @@ class DeviceMemory {
   void SetPoolAccess(int device, int peer, bool access);
   // False when `p` is not the start of a live allocation.
   bool Free(void* p);
-  // The device has `free_bytes` more than is used, and its pool keeps nothing; until Reset.
+  // The device has `free_bytes` left, and what is freed from now on; until Reset.
   void Limit(int device, size_t free_bytes);
   size_t total() const;
   size_t left(int device) const;
@@ -110,6 +110,7 @@ class DeviceMemory {
 
   DeviceMemory();
   void* Allocate(int device, size_t bytes, bool pooled, const void* stream);
+  void TrimLocked(Device& device) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // True when `bytes` of what the pool keeps serve `stream` again.
   bool TakeFromPool(Device& device, size_t bytes, const void* stream)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

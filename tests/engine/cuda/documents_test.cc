@@ -48,7 +48,7 @@ int64_t PairsBefore(const std::vector<int64_t>& starts, int64_t end) {
   return pairs;
 }
 
-class GpuDocumentsTest : public testing::TestWithParam<std::tuple<int, bool>> {
+class GpuDocumentsTest : public testing::TestWithParam<GpuCase> {
  protected:
   GpuDocumentsTest() : ring_(documents().model, Ring()) {}
   int ranks() const { return std::get<0>(GetParam()); }
@@ -124,16 +124,7 @@ TEST_P(GpuDocumentsTest, InOtherLayoutsAndReplicated) {
   }
 }
 
-std::string DocumentsName(const testing::TestParamInfo<std::tuple<int, bool>>& param) {
-  return absl::StrCat(std::get<0>(param.param), std::get<1>(param.param) ? "_library" : "_kernels");
-}
-INSTANTIATE_TEST_SUITE_P(Gpus, GpuDocumentsTest,
-                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Values(false)),
-                         DocumentsName);
-INSTANTIATE_TEST_SUITE_P(SomeGpus, GpuDocumentsTest,
-                         testing::Combine(testing::Values(GpuCounts().size() < 2 ? 1 : 2),
-                                          testing::Values(true)),
-                         DocumentsName);
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuDocumentsTest, testing::ValuesIn(GpuCases(2)), GpuCaseName);
 
 }  // namespace
 }  // namespace ringfill

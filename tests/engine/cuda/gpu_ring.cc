@@ -1,11 +1,26 @@
 #include "tests/engine/cuda/gpu_ring.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 
+#include "absl/strings/str_cat.h"
 #include "engine/worker/cuda_backend.h"
 
 namespace ringfill {
+
+std::vector<GpuCase> GpuCases(int beside) {
+  std::vector<GpuCase> cases;
+  const std::vector<int> counts = GpuCounts();
+  for (const int count : counts) cases.emplace_back(count, false);
+  cases.emplace_back(std::min(beside, counts.back()), true);
+  return cases;
+}
+
+std::string GpuCaseName(const testing::TestParamInfo<GpuCase>& info) {
+  const auto& [gpus, library] = info.param;
+  return absl::StrCat(gpus, "gpus_", library ? "library" : "kernels");
+}
 
 RingHarnessOptions GpuRing(int ranks) {
   RingHarnessOptions options;

@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <tuple>
 #include <vector>
 
+#include "gtest/gtest.h"
 #include "tests/testing/ring_harness.h"
 #include "tests/testing/tiny_model.h"
 
@@ -22,6 +25,14 @@ void ResetGpus(int devices, uint64_t seed);
 void OfferFusedAttention(bool there);
 // What it has done since: pairs of a query row and a key, over KV heads' rows; -1: nobody counts.
 int64_t FusedPairs();
+
+// How many GPUs, and whether a library's attention is beside the kernels.
+using GpuCase = std::tuple<int, bool>;
+// The kernels alone on every number of GPUs, and a library's on `beside` of them, or as many as
+// there are: what is beside it does not depend on the number.
+std::vector<GpuCase> GpuCases(int beside);
+// "3gpus_library", "1gpus_kernels"
+std::string GpuCaseName(const testing::TestParamInfo<GpuCase>& info);
 
 // A harness whose ranks are GPUs 0 to ranks - 1, joined by NCCL.
 RingHarnessOptions GpuRing(int ranks);

@@ -16,7 +16,7 @@ constexpr int64_t kPrefix = 21;
 constexpr RingStrategy kStrategies[] = {RingStrategy::kPassKv, RingStrategy::kGatherKv,
                                         RingStrategy::kPassQ, RingStrategy::kOrdered};
 
-class GpuPassesTest : public testing::TestWithParam<std::tuple<int, bool>> {
+class GpuPassesTest : public testing::TestWithParam<GpuCase> {
  protected:
   GpuPassesTest() {
     ResetGpus(ranks(), library() ? 2 : 1);
@@ -106,18 +106,7 @@ TEST_P(GpuPassesTest, DecodesBesideChunks) {
   }
 }
 
-std::string PassesName(const testing::TestParamInfo<std::tuple<int, bool>>& param) {
-  return absl::StrCat(std::get<0>(param.param), "gpus_",
-                      std::get<1>(param.param) ? "library" : "kernels");
-}
-INSTANTIATE_TEST_SUITE_P(Gpus, GpuPassesTest,
-                         testing::Combine(testing::ValuesIn(GpuCounts()), testing::Values(false)),
-                         PassesName);
-// What is beside the library's does not depend on the number of them.
-INSTANTIATE_TEST_SUITE_P(SomeGpus, GpuPassesTest,
-                         testing::Combine(testing::Values(GpuCounts().size() < 3 ? 1 : 3),
-                                          testing::Values(true)),
-                         PassesName);
+INSTANTIATE_TEST_SUITE_P(Gpus, GpuPassesTest, testing::ValuesIn(GpuCases(3)), GpuCaseName);
 
 // A sample under many orders of streams, threads and transfers.
 class GpuSeedsTest : public testing::TestWithParam<int> {};

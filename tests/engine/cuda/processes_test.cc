@@ -61,22 +61,32 @@ class WorkerThread {
   std::thread thread_;
 };
 
-// Notes the ids that the leader gives out, and when a worker looks at its GPU.
-class NotedMachines final : public GpuMachines {
+// The real ones, for tests that change a part.
+class ChangedMachines : public GpuMachines {
  public:
-  explicit NotedMachines(std::function<void()> on_look = {}) : on_look_(std::move(on_look)) {}
-
-  absl::StatusOr<WorkerGpu> Look(int device) const override {
-    if (on_look_) on_look_();
-    return real_->Look(device);
-  }
+  absl::StatusOr<WorkerGpu> Look(int device) const override { return real_->Look(device); }
   absl::StatusOr<std::unique_ptr<RankMachine>> Make(
       std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
       const std::function<bool()>& stopped) const override {
     return real_->Make(std::move(model), welcome, gpu, stopped);
   }
+  absl::StatusOr<std::string> NewGroupId() const override { return real_->NewGroupId(); }
+
+ private:
+  const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
+};
+
+// Notes the ids that the leader gives out, and when a worker looks at its GPU.
+class NotedMachines final : public ChangedMachines {
+ public:
+  explicit NotedMachines(std::function<void()> on_look = {}) : on_look_(std::move(on_look)) {}
+
+  absl::StatusOr<WorkerGpu> Look(int device) const override {
+    if (on_look_) on_look_();
+    return ChangedMachines::Look(device);
+  }
   absl::StatusOr<std::string> NewGroupId() const override {
-    RF_ASSIGN_OR_RETURN(std::string id, real_->NewGroupId());
+    RF_ASSIGN_OR_RETURN(std::string id, ChangedMachines::NewGroupId());
     MutexLock lock(&mutex_);
     ids_.push_back(id);
     return id;
@@ -88,7 +98,6 @@ class NotedMachines final : public GpuMachines {
 
  private:
   const std::function<void()> on_look_;
-  const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
   mutable Mutex mutex_;
   mutable std::vector<std::string> ids_ ABSL_GUARDED_BY(mutex_);
 };
@@ -306,23 +315,20 @@ TEST_F(GpuProcessTest, TheGpuIsLookedAtBeforeTheLeaderWaits) {
 }
 
 // A large model on a slow disk: its weights come until nobody needs them any more.
-class SlowMachines final : public GpuMachines {
+class SlowMachines final : public ChangedMachines {
  public:
-  absl::StatusOr<WorkerGpu> Look(int device) const override { return real_->Look(device); }
   absl::StatusOr<std::unique_ptr<RankMachine>> Make(
       std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
       const std::function<bool()>& stopped) const override {
-    return real_->Make(std::move(model), welcome, gpu, [this, &stopped] {
+    return ChangedMachines::Make(std::move(model), welcome, gpu, [this, &stopped] {
       uploading_ = true;
       while (!stopped()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       return true;
     });
   }
-  absl::StatusOr<std::string> NewGroupId() const override { return real_->NewGroupId(); }
   bool uploading() const { return uploading_; }
 
  private:
-  const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
   mutable std::atomic<bool> uploading_{false};
 };
 
@@ -371,19 +377,15 @@ class HungMachine final : public RankMachine {
   const std::unique_ptr<RankMachine> real_;
 };
 
-class HungMachines final : public GpuMachines {
+class HungMachines final : public ChangedMachines {
  public:
-  absl::StatusOr<WorkerGpu> Look(int device) const override { return real_->Look(device); }
   absl::StatusOr<std::unique_ptr<RankMachine>> Make(
       std::shared_ptr<const Model> model, const WelcomeMessage& welcome, const WorkerGpu& gpu,
       const std::function<bool()>& stopped) const override {
-    RF_ASSIGN_OR_RETURN(auto machine, real_->Make(std::move(model), welcome, gpu, stopped));
+    RF_ASSIGN_OR_RETURN(auto machine,
+                        ChangedMachines::Make(std::move(model), welcome, gpu, stopped));
     return std::make_unique<HungMachine>(std::move(machine));
   }
-  absl::StatusOr<std::string> NewGroupId() const override { return real_->NewGroupId(); }
-
- private:
-  const std::shared_ptr<const GpuMachines> real_ = CudaMachines();
 };
 
 // It would keep the GPU from the worker that comes next.

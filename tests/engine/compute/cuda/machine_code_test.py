@@ -20,7 +20,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[4]
 KERNELS = ROOT / "engine/compute/cuda/kernels"
 TABLE = pathlib.Path(__file__).with_name("kernel_budgets.txt")
-ARCHITECTURES = ("80", "90a")
+ARCHITECTURES = ("80", "90a", "100")
 SKIPPED = 77
 # What must be found in every kernel of these files: tensor-core products, ldmatrix, cp.async.
 INSTRUCTIONS = {
