@@ -23,7 +23,7 @@ packages=(
   # The presets build the tests too, where GPU threads run as fibers.
   libboost-context-dev libgmock-dev libgtest-dev
 )
-test_packages=(clang clang-format libclang-rt-14-dev llvm shellcheck)
+test_packages=(clang clang-format curl libclang-rt-14-dev llvm python3-venv shellcheck)
 
 for argument in "$@"; do
   case $argument in
