@@ -5,7 +5,7 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("base", "kvcache", "engine", "server", "cli", "tests", "bench", "tools", "cmake", "proto",
-           "config", "docs")
+           "config", "deploy", "docs")
 SKIPPED = 77  # SKIP_RETURN_CODE in CMakeLists.txt
 
 
