@@ -2,6 +2,7 @@
 
 import functools
 import json
+import re
 import unittest
 
 import kubernetes_validate
@@ -120,6 +121,27 @@ class Rendering(unittest.TestCase):
         self.assertGreaterEqual(len(files), 2)
         for kind, stem in files:
             self.assertIn((kind, f"ring-ringfill-{stem}"), names)
+
+    def test_what_they_show_is_measured(self):
+        """Metrics in alerts and dashboards are documented ones."""
+        known = set(re.findall(r"`(\w+)`", (chart.SOURCE_DIR / "docs/metrics.md").read_text(encoding="utf-8")))
+        for path in (chart.CHART / "files").glob("*s/*"):
+            names = re.findall(r"ringfill_\w+", path.read_text(encoding="utf-8"))
+            self.assertNotEqual(names, [], path.name)
+            for name in names:
+                self.assertIn(re.sub(r"_(bucket|sum|count)$", "", name), known, path.name)
+            if path.suffix == ".json":
+                json.loads(path.read_text(encoding="utf-8"))
+
+    def test_sidecars_only_where_there_are_some(self):
+        """Before 1.29 a native sidecar would be an init container that never ends."""
+        for version in chart.KUBERNETES:
+            pod, _ = chart.daemon(self.rendered["cpu", version])
+            places = [place for place in ("initContainers", "containers")
+                      for each in pod["spec"].get(place, []) if each["name"] == "envoy"]
+            self.assertEqual(places, ["containers" if version == "1.28" else "initContainers"])
+            for each in pod["spec"].get("initContainers", []):
+                self.assertEqual(each.get("restartPolicy"), "Always")
 
     def test_version_is_the_projects(self):
         text = (chart.SOURCE_DIR / "CMakeLists.txt").read_text(encoding="utf-8")

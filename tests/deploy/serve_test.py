@@ -72,7 +72,7 @@ class Pod:
             (self.folder / "models").mkdir()
             (self.folder / "models/model.gguf").symlink_to(harness.model_path())
             (self.folder / "secret").write_text("of the ranks of this test", encoding="utf-8")
-            (self.folder / "secret").chmod(0o440)
+            (self.folder / "secret").chmod(self.secret_mode())
             for name, text in chart.config_map(self.objects).items():
                 (self.folder / name).write_text(self.here(text), encoding="utf-8")
             self._stack = stack.pop_all()
@@ -83,6 +83,14 @@ class Pod:
             for path in sorted(self.folder.glob("*.log")):
                 print(f"{path.name}:\n{path.read_text(encoding='utf-8')[-3000:]}", file=sys.stderr)
         self._stack.close()
+
+    def secret_mode(self):
+        """As its volume says."""
+        for pod in chart.pod_templates(self.objects).values():
+            for volume in pod["spec"].get("volumes", []):
+                if volume["name"] == "secret":
+                    return volume["secret"]["defaultMode"]
+        return 0o400
 
     def here(self, text):
         """A file or argument of the pod, for this machine."""

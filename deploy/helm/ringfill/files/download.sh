@@ -1,3 +1,4 @@
+# shellcheck shell=sh
 # Fetches $MODEL_URL to $MODEL_FILE unless it is there, and fails unless its SHA-256 is $MODEL_SHA256.
 # $MODEL_HEADER, when not empty, names a file with a header to send.
 matches() { [ -f "$1" ] && printf '%s  %s\n' "$MODEL_SHA256" "$1" | sha256sum -c - >/dev/null 2>&1; }
