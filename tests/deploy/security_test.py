@@ -30,6 +30,26 @@ def _open_to_all(objects):
     _kind(objects, "NetworkPolicy")["spec"]["ingress"][0]["from"] = []
 
 
+def _open_port(objects, port):
+    _kind(objects, "NetworkPolicy")["spec"]["ingress"][0]["ports"].append(port)
+
+
+def _any_seccomp(objects):
+    _container(objects)["securityContext"]["seccompProfile"] = {"type": "Unconfined"}
+
+
+def _wide_budget(objects):
+    _kind(objects, "PodDisruptionBudget")["spec"]["selector"].pop("matchExpressions")
+
+
+def _host_path(objects):
+    _spec(objects)["volumes"].append({"name": "x", "hostPath": {"path": "/"}})
+
+
+def _capabilities(objects, **changed):
+    _container(objects)["securityContext"]["capabilities"].update(changed)
+
+
 def _metrics_on_service(objects):
     _kind(objects, "Service")["spec"]["ports"].append(
         {"name": "metrics", "port": 9464, "targetPort": "metrics"})
@@ -41,22 +61,22 @@ def _drain_longer(objects):
                                                             "drain_timeout_s: 300")
 
 
-# What breaks a rendering, and the check that must complain, (on which version).
+# The check that must complain, and what breaks a rendering.
 BREAKS = (
     ("non_root", lambda o: _spec(o)["securityContext"].pop("runAsNonRoot")),
     ("non_root", lambda o: _container(o)["securityContext"].update(runAsUser=0)),
     ("read_only_root", lambda o: _container(o)["securityContext"].pop("readOnlyRootFilesystem")),
-    ("drop_all", lambda o: _container(o)["securityContext"]["capabilities"].update(drop=["KILL"])),
-    ("drop_all", lambda o: _container(o)["securityContext"]["capabilities"].update(add=["SYS_ADMIN"])),
+    ("drop_all", lambda o: _capabilities(o, drop=["KILL"])),
+    ("drop_all", lambda o: _capabilities(o, add=["SYS_ADMIN"])),
     ("seccomp", lambda o: _spec(o)["securityContext"].pop("seccompProfile")),
-    ("seccomp", lambda o: _container(o)["securityContext"].update(seccompProfile={"type": "Unconfined"})),
+    ("seccomp", _any_seccomp),
     ("no_token", lambda o: _spec(o).pop("automountServiceAccountToken")),
     ("no_token", lambda o: _kind(o, "ServiceAccount").pop("automountServiceAccountToken")),
     ("network_policy", lambda o: _remove(o, "NetworkPolicy")),
     ("network_policy", _open_to_all),
     ("network_policy", lambda o: _kind(o, "NetworkPolicy")["spec"]["policyTypes"].remove("Egress")),
-    ("network_policy", lambda o: _kind(o, "NetworkPolicy")["spec"]["ingress"][0]["ports"].append({"port": 50063})),
-    ("network_policy", lambda o: _kind(o, "NetworkPolicy")["spec"]["ingress"][0]["ports"].append({"port": 1024, "endPort": 65535})),
+    ("network_policy", lambda o: _open_port(o, {"port": 50063})),
+    ("network_policy", lambda o: _open_port(o, {"port": 1024, "endPort": 65535})),
     ("limits", lambda o: _container(o)["resources"].pop("limits")),
     ("limits", lambda o: _spec(o)["initContainers"][0]["resources"]["requests"].pop("memory")),
     ("probes", lambda o: _container(o).pop("readinessProbe")),
@@ -68,13 +88,13 @@ BREAKS = (
     ("grace", lambda o: _spec(o).pop("terminationGracePeriodSeconds")),
     ("grace", _drain_longer),
     ("disruption_budget", lambda o: _remove(o, "PodDisruptionBudget")),
-    ("disruption_budget", lambda o: _kind(o, "PodDisruptionBudget")["spec"]["selector"].pop("matchExpressions")),
+    ("disruption_budget", _wide_budget),
     ("metrics_are_private", _metrics_on_service),
     ("metrics_are_private", lambda o: o.append({"kind": "Ingress", "metadata": {"name": "x"}})),
     ("no_escalation", lambda o: _container(o)["securityContext"].pop("allowPrivilegeEscalation")),
     ("no_escalation", lambda o: _container(o)["securityContext"].update(privileged=True)),
     ("nothing_of_the_host", lambda o: _spec(o).update(hostNetwork=True)),
-    ("nothing_of_the_host", lambda o: _spec(o)["volumes"].append({"name": "x", "hostPath": {"path": "/"}})),
+    ("nothing_of_the_host", _host_path),
     ("fixed_images", lambda o: _container(o).update(image="ringfill/ringfilld:latest")),
     ("fixed_images", lambda o: _container(o).update(image="ringfill/ringfilld")),
 )

@@ -59,7 +59,10 @@ Ports that only the pod itself reaches, and the one for probes.
 {{- if and (gt (int $v.terminationGracePeriodSeconds) 0) (lt (int $v.terminationGracePeriodSeconds) (int $least)) }}
 {{- fail (printf "terminationGracePeriodSeconds: %d is too short for preStopSeconds and config.server.drain_timeout_s; give at least %d, or 0" (int $v.terminationGracePeriodSeconds) (int $least)) }}
 {{- end }}
-{{- $ports := list (include "ringfill.daemonPort" .) (include "ringfill.daemonMetricsPort" .) (include "ringfill.envoyAdminPort" .) (include "ringfill.healthPort" .) (toString (int $v.service.port)) (toString (int $v.metrics.port)) (toString (int $v.multinode.port)) }}
+{{- $ports := list (int $v.service.port) (int $v.metrics.port) (int $v.multinode.port) }}
+{{- range $name := list "daemonPort" "daemonMetricsPort" "envoyAdminPort" "healthPort" }}
+{{- $ports = append $ports (include (printf "ringfill.%s" $name) $ | int) }}
+{{- end }}
 {{- if ne (len $ports) (len (uniq $ports)) }}
 {{- fail "service.port, metrics.port and multinode.port must differ from each other and from 50061 to 50064" }}
 {{- end }}

@@ -146,40 +146,43 @@ static_resources:
                           route: {cluster: admin, prefix_rewrite: /stats/prometheus, timeout: 30s}
     {{- end }}
   clusters:
-    {{- include "ringfill.envoyCluster" (dict "name" "daemon" "port" (include "ringfill.daemonPort" .) "limits" $limits "requests" $limits.requests) | trim | nindent 4 }}
-    {{- include "ringfill.envoyCluster" (dict "name" "daemon_health" "port" (include "ringfill.daemonPort" .) "limits" $limits "requests" 32) | trim | nindent 4 }}
+    {{- include "ringfill.envoyCluster" (list . "daemon" "daemonPort" $limits.requests) | trim | nindent 4 }}
+    {{- include "ringfill.envoyCluster" (list . "daemon_health" "daemonPort" 32) | trim | nindent 4 }}
     {{- if .Values.metrics.enabled }}
-    {{- include "ringfill.envoyCluster" (dict "name" "daemon_metrics" "port" (include "ringfill.daemonMetricsPort" .) "limits" $limits "requests" 32 "http1" true) | trim | nindent 4 }}
+    {{- include "ringfill.envoyCluster" (list . "daemon_metrics" "daemonMetricsPort" 32 true) | trim | nindent 4 }}
     {{- end }}
-    {{- include "ringfill.envoyCluster" (dict "name" "admin" "port" (include "ringfill.envoyAdminPort" .) "limits" $limits "requests" 32 "http1" true) | trim | nindent 4 }}
+    {{- include "ringfill.envoyCluster" (list . "admin" "envoyAdminPort" 32 true) | trim | nindent 4 }}
 {{- end }}
 
+{{/* A cluster: the root, its name, the name of the port, the most requests, and true for HTTP/1. */}}
 {{- define "ringfill.envoyCluster" -}}
-- name: {{ .name }}
+{{- $limits := (index . 0).Values.envoy.limits }}
+{{- $requests := int64 (index . 3) -}}
+- name: {{ index . 1 }}
   type: STATIC
-  connect_timeout: {{ .limits.connectTimeoutSeconds }}s
-  per_connection_buffer_limit_bytes: {{ int64 .limits.connectionWindowBytes }}
+  connect_timeout: {{ $limits.connectTimeoutSeconds }}s
+  per_connection_buffer_limit_bytes: {{ int64 $limits.connectionWindowBytes }}
   circuit_breakers:
     thresholds:
-      - max_connections: {{ int64 .requests }}
-        max_pending_requests: {{ int64 .requests }}
-        max_requests: {{ int64 .requests }}
+      - max_connections: {{ $requests }}
+        max_pending_requests: {{ $requests }}
+        max_requests: {{ $requests }}
         # The daemon says itself when to try again.
         max_retries: 0
-  {{- if not .http1 }}
+  {{- if lt (len .) 5 }}
   typed_extension_protocol_options:
     envoy.extensions.upstreams.http.v3.HttpProtocolOptions:
       "@type": type.googleapis.com/envoy.extensions.upstreams.http.v3.HttpProtocolOptions
       explicit_http_config:
         http2_protocol_options:
-          initial_stream_window_size: {{ int64 .limits.streamWindowBytes }}
-          initial_connection_window_size: {{ int64 .limits.connectionWindowBytes }}
+          initial_stream_window_size: {{ int64 $limits.streamWindowBytes }}
+          initial_connection_window_size: {{ int64 $limits.connectionWindowBytes }}
   {{- end }}
   load_assignment:
-    cluster_name: {{ .name }}
+    cluster_name: {{ index . 1 }}
     endpoints:
       - lb_endpoints:
           - endpoint:
               address:
-                socket_address: {address: 127.0.0.1, port_value: {{ .port }}}
+                socket_address: {address: 127.0.0.1, port_value: {{ include (printf "ringfill.%s" (index . 2)) (index . 0) }}}
 {{- end }}

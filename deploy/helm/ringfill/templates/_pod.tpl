@@ -10,6 +10,11 @@ preStop:
   {{- end }}
 {{- end }}
 
+{{/* Seconds for which what the daemon needs outlives it. */}}
+{{- define "ringfill.outliveSeconds" -}}
+{{- add (int .Values.preStopSeconds) (int (include "ringfill.drainSeconds" .)) 2 }}
+{{- end }}
+
 {{- define "ringfill.graceSeconds" -}}
 {{- if gt (int .Values.terminationGracePeriodSeconds) 0 }}
 {{- int .Values.terminationGracePeriodSeconds }}
@@ -149,7 +154,7 @@ one that hangs, whereupon it ends and is started anew. It outlives the daemon's 
   resources:
     {{- include "ringfill.resources" (list . $v.resources $v.gpu.count) | trim | nindent 4 }}
   lifecycle:
-    {{- include "ringfill.preStop" (list . (add (int $v.preStopSeconds) (int (include "ringfill.drainSeconds" .)) 2)) | trim | nindent 4 }}
+    {{- include "ringfill.preStop" (list . (include "ringfill.outliveSeconds" .)) | trim | nindent 4 }}
 {{- end }}
 
 {{/*
@@ -199,7 +204,7 @@ clusters before 1.29 have none, and there it sleeps until the daemon is gone.
     failureThreshold: 6
   {{- if not $native }}
   lifecycle:
-    {{- include "ringfill.preStop" (list . (add (int $v.preStopSeconds) (int (include "ringfill.drainSeconds" .)) 2)) | trim | nindent 4 }}
+    {{- include "ringfill.preStop" (list . (include "ringfill.outliveSeconds" .)) | trim | nindent 4 }}
   {{- end }}
   securityContext:
     {{- toYaml $v.containerSecurityContext | nindent 4 }}
