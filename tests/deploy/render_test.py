@@ -142,6 +142,22 @@ class Rendering(unittest.TestCase):
             self.assertEqual(places, [("containers", None) if version == "1.28"
                                       else ("initContainers", "Always")])
 
+    def test_leader_worker_set(self):
+        """Keys of its API, which has no schema here; what the daemon needs of it."""
+        for name in ("multinode", "multinode_gpu", "multinode_download"):
+            item = chart.only(self.rendered[name, chart.NEWEST], "LeaderWorkerSet")
+            self.assertEqual(item["apiVersion"], "leaderworkerset.x-k8s.io/v1")
+            self.assertEqual(set(item["spec"]), {"replicas", "startupPolicy", "leaderWorkerTemplate"})
+            # Ready only with its ranks, which must not wait for that.
+            self.assertEqual(item["spec"]["startupPolicy"], "LeaderCreated")
+            group = item["spec"]["leaderWorkerTemplate"]
+            self.assertEqual(set(group), {"size", "restartPolicy", "leaderTemplate", "workerTemplate"})
+            self.assertEqual(group["restartPolicy"], "None")
+            arguments = group["workerTemplate"]["spec"]["containers"][0]["args"]
+            self.assertEqual(arguments[:5], ["worker", "--leader", arguments[2], "--rank",
+                                             "$(RINGFILL_RANK)"])
+            self.assertRegex(arguments[2], r"^\$\(LWS_LEADER_ADDRESS\):\d+$")
+
     def test_version_is_the_projects(self):
         text = (chart.SOURCE_DIR / "CMakeLists.txt").read_text(encoding="utf-8")
         meta = yaml.safe_load((chart.CHART / "Chart.yaml").read_text(encoding="utf-8"))
