@@ -34,6 +34,9 @@ struct EngineStatus {
   int64_t trace_dropped = 0;  // spans of traces that nobody took in time, since start
   bool draining = false;
   double seconds_since_progress = 0;  // while there is work; else 0
+  // The same also without work, when the leader should look about twice a second: a large value
+  // always means that it hangs.
+  double seconds_since_sign_of_life = 0;
   // Prompt tokens computed each way: [TokenMode], and of the sharded ones [RingStrategy].
   std::array<int64_t, kTokenModes> mode_tokens{};
   std::array<int64_t, kRingStrategies> strategy_tokens{};

@@ -25,6 +25,7 @@ Leader::Leader(const LeaderParts& parts)
       attention_share_(AttentionShare(parts.model.config())),
       weights_(parts.options.rank_weights) {
   rank_totals_.resize(static_cast<size_t>(p_.workers.ranks()));
+  NoteProgress();
   Publish();
   thread_ = std::thread([this] { Loop(); });
 }
@@ -41,10 +42,11 @@ EngineStatus Leader::Status() const {
   out.queued = counts.queued;
   out.running = counts.running;
   out.draining = counts.draining;
+  const auto now = p_.clock.Now().time_since_epoch();
+  out.seconds_since_sign_of_life =
+      std::max(0.0, Seconds(now - std::chrono::nanoseconds(progress_ns_.load())));
   if (counts.queued + counts.running > 0) {
-    const auto now = p_.clock.Now().time_since_epoch();
-    out.seconds_since_progress =
-        std::max(0.0, Seconds(now - std::chrono::nanoseconds(progress_ns_.load())));
+    out.seconds_since_progress = out.seconds_since_sign_of_life;
   }
   return out;
 }

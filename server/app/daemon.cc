@@ -101,6 +101,10 @@ class Daemon::Impl {
   const std::string& grpc_address() const { return grpc_address_; }
   std::string metrics_address() const { return endpoint_ ? endpoint_->address() : ""; }
   const Engine& engine() const { return *engine_; }
+  double stalled_s() const {
+    return std::max(kMinStalledSeconds,
+                    kStalledRounds * 1e-3 * static_cast<double>(config_.ring_min_round_timeout_ms));
+  }
 
  private:
   absl::Status StartEngine();
@@ -217,10 +221,7 @@ absl::Status Daemon::Impl::StartServer() {
 }
 
 void Daemon::Impl::StartWatcher() {
-  const double limit_s =
-      std::max(kMinStalledSeconds,
-               kStalledRounds * static_cast<double>(config_.ring_min_round_timeout_ms) / 1e3);
-  readiness_ = std::make_unique<Readiness>(limit_s, [this](bool ready) {
+  readiness_ = std::make_unique<Readiness>(stalled_s(), [this](bool ready) {
     const bool formed = engine_->Status().ring_formed;
     Log(LogLevel::kWarning, ready    ? "ready again"
                             : formed ? "not ready: the engine has stalled"
@@ -322,6 +323,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const Config& config) {
 const std::string& Daemon::grpc_address() const { return impl_->grpc_address(); }
 std::string Daemon::metrics_address() const { return impl_->metrics_address(); }
 const Engine& Daemon::engine() const { return impl_->engine(); }
+double Daemon::stalled_s() const { return impl_->stalled_s(); }
 
 void Daemon::Shutdown(Duration grace, const std::function<bool()>& hurry) {
   impl_->Shutdown(grace, hurry);

@@ -29,6 +29,8 @@ class Daemon {
   const std::string& grpc_address() const;
   std::string metrics_address() const;
   const Engine& engine() const;
+  // An engine that has made no progress for so many seconds is not ready.
+  double stalled_s() const;
 
   // Not ready at once, refuses new requests, lets running ones finish for at most `grace` (less as
   // soon as `hurry` says so), ends the rest with UNAVAILABLE and closes everything. Once.

@@ -2,6 +2,7 @@
 
 #include <cstring>
 #include <iostream>
+#include <memory>
 #include <utility>
 
 #include "base/log.h"
@@ -12,14 +13,19 @@
 #include "server/app/logging.h"
 #include "server/app/options.h"
 #include "server/app/replay.h"
+#include "server/app/service_manager.h"
+#include "server/app/service_reporter.h"
 #include "server/app/signals.h"
 #include "server/app/worker.h"
+#include "server/text.h"
 
 namespace ringfill {
 namespace {
 
-int Fail(int exit_code, std::string_view what, const absl::Status& status) {
+int Fail(const ServiceManager& manager, int exit_code, std::string_view what,
+         const absl::Status& status) {
   Log(LogLevel::kError, what, {{"error", std::string(status.message())}});
+  manager.NotifyStatus(Concat(what, ": ", status.message()));
   return exit_code;
 }
 
@@ -27,23 +33,33 @@ int Fail(int exit_code, std::string_view what, const absl::Status& status) {
 int Serve(const Config& config) {
   SetUpLogging(config.log_level);
   RaiseFileLimit();
+  const ServiceManager manager = ServiceManager::FromEnvironment();
   StopSignals signals(kExitOk);  // before any thread starts
   // Held to the end of the process: tearing the library down with its last object may stall for
   // seconds.
   grpc_init();
+  manager.NotifyStatus(Concat("loading ", config.model_path));
   absl::StatusOr<ServedModel> model = LoadServedModel(config.model_path);
-  if (!model.ok()) return Fail(kExitModel, "the model cannot be loaded", model.status());
+  if (!model.ok()) return Fail(manager, kExitModel, "the model cannot be loaded", model.status());
+  manager.NotifyStatus(Concat("starting ", config.ranks_count, " ranks"));
   absl::StatusOr<std::unique_ptr<Daemon>> started = Daemon::Start(config, *std::move(model));
-  if (!started.ok()) return Fail(kExitConfig, "cannot start", started.status());
+  if (!started.ok()) return Fail(manager, kExitConfig, "cannot start", started.status());
   Daemon& daemon = **started;
   signals.Started();
   std::cout << "ready grpc=" << daemon.grpc_address() << " metrics=" << daemon.metrics_address()
             << std::endl;
+  auto reporter = std::make_unique<ServiceReporter>(
+      manager, ReportedService{.name = Concat(daemon.engine().model().config().name, " on ",
+                                              daemon.grpc_address()),
+                               .status = [&daemon] { return daemon.engine().Status(); },
+                               .stalled_s = daemon.stalled_s()});
   const int signal = signals.WaitFirst();
   Log(LogLevel::kInfo, "stopping",
       {{"signal", strsignal(signal)}, {"drain_timeout_s", config.server_drain_timeout_s}});
+  reporter->Draining();
   daemon.Shutdown(FromSeconds(config.server_drain_timeout_s),
                   [&signals] { return signals.second(); });
+  reporter.reset();  // asks the engine
   started->reset();
   Log(LogLevel::kInfo, "stopped");
   return kExitOk;

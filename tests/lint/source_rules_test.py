@@ -11,8 +11,9 @@ CODE = (".h", ".cc", ".cu", ".cuh")
 MARKERS = re.compile(r"\b(TO" + r"DO|FIX" + r"ME|XX" + r"X)\b")
 BANNED = (
     (re.compile(r"std::regex|#\s*include\s*<regex>"), (), "backtracks without bound; use PCRE2"),
-    (re.compile(r"\bgetenv\b"), ("server/app/config", "tests/", "bench/"),
-     "the environment is read by the configuration alone"),
+    (re.compile(r"\bgetenv\b"),
+     ("server/app/config", "server/app/service_manager", "tests/", "bench/"),
+     "the environment is read by the configuration and for the service manager alone"),
     (re.compile(r"^\s*#\s*if\s+0\b"), (), "delete it; git remembers"),
     (re.compile(r"\bDISABLED_|^\s*//\s*TEST(_F|_P)?\("), (), "a test that does not run"),
     (re.compile(r"^\s*#\s*include\s*<cassert>"), (), "use RF_CHECK or a status"),
