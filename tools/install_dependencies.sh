@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that ringfill needs and that are missing.
 #
-# Usage: tools/install_dependencies.sh [--test]
+# Usage: tools/install_dependencies.sh [--test] [--package]
 #
-#   --test   also what only the tests need (clang with libFuzzer, clang-format)
+#   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian)
+#   --package   also what makes a Debian package
 #
 # Runs as root or through sudo. When nothing is missing it asks no network and ends at once.
 set -euo pipefail
@@ -23,11 +24,18 @@ packages=(
   # The presets build the tests too, where GPU threads run as fibers.
   libboost-context-dev libgmock-dev libgtest-dev
 )
-test_packages=(clang clang-format curl libclang-rt-14-dev llvm python3-venv shellcheck)
+package_packages=(dpkg-dev file)
+test_packages=(
+  "${package_packages[@]}"
+  clang clang-format curl libclang-rt-14-dev llvm python3-venv shellcheck
+  # Of the package: its pages, its rules, a bare Debian that it is installed in.
+  groff-base iproute2 lintian man-db mmdebstrap
+)
 
 for argument in "$@"; do
   case $argument in
     --test) packages+=("${test_packages[@]}") ;;
+    --package) packages+=("${package_packages[@]}") ;;
     -h | --help) show_help ;;
     *) usage_error "unknown argument: $argument" ;;
   esac

@@ -13,6 +13,7 @@ def main():
         print("SKIPPED: no shellcheck")
         sys.exit(sources.SKIPPED)
     files = [str(path) for path in sources.files(".sh")] + [str(sources.ROOT / ".ci/run")]
+    files += [str(sources.ROOT / "packaging/debian" / name) for name in ("postinst", "postrm", "prerm")]
     sys.exit(subprocess.run([tool, "-x", "-P", "SCRIPTDIR", *files], check=False).returncode)
 
 

@@ -5,7 +5,7 @@ import re
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 FOLDERS = ("base", "kvcache", "engine", "server", "cli", "tests", "bench", "tools", "cmake", "proto",
-           "config", "deploy", "docs")
+           "config", "deploy", "docs", "packaging")
 SKIPPED = 77  # SKIP_RETURN_CODE in CMakeLists.txt
 
 

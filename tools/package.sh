@@ -1,0 +1,39 @@
+#!/usr/bin/env bash
+# Builds the Debian package, and prints its path.
+#
+# Usage: tools/package.sh [--tree DIR]
+#
+#   --tree DIR   packs this build tree, built already, instead of a tree of its own
+#
+# That tree is build/package: optimised, without CUDA, so that the package depends on nothing of
+# NVIDIA's. One with CUDA comes from --tree, where dpkg must know the packages that its libraries are of.
+set -euo pipefail
+source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+tree=
+while [[ $# -gt 0 ]]; do
+  case $1 in
+    --tree)
+      [[ $# -ge 2 ]] || usage_error "--tree needs a value"
+      tree=$2
+      shift
+      ;;
+    -h | --help) show_help ;;
+    *) usage_error "unknown argument: $1" ;;
+  esac
+  shift
+done
+
+"$root/tools/install_dependencies.sh" --package
+if [[ -z $tree ]]; then
+  tree=$root/build/package
+  build package ringfilld ringfill ringfill_packaging
+fi
+[[ -f $tree/CPackConfig.cmake ]] || die "$tree is no build tree with packaging"
+
+log=$tree/cpack.log
+(cd "$tree" && cpack -G DEB >"$log" 2>&1) || {
+  cat "$log" >&2
+  die "cpack failed"
+}
+sed -n 's/^CPack: - package: \(.*\) generated\.$/\1/p' "$log"
