@@ -6,7 +6,8 @@
 #   --tree DIR   packs this build tree, built already, instead of a tree of its own
 #
 # That tree is build/package: optimised, without CUDA, so that the package depends on nothing of
-# NVIDIA's. One with CUDA comes from --tree, where dpkg must know the packages that its libraries are of.
+# NVIDIA's. One with CUDA comes from --tree; libraries that are of no Debian package are not among its
+# dependencies.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -30,6 +31,7 @@ if [[ -z $tree ]]; then
   build package ringfilld ringfill ringfill_packaging
 fi
 [[ -f $tree/CPackConfig.cmake ]] || die "$tree is no build tree with packaging"
+tree=$(cd "$tree" && pwd)
 
 log=$tree/cpack.log
 (cd "$tree" && cpack -G DEB >"$log" 2>&1) || {
