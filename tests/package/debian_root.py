@@ -128,14 +128,15 @@ class Machine:
         return self.root / absolute.lstrip("/")
 
     def files(self):
-        """Every file that outlives a reboot, but for records of what was done."""
+        """Every file that outlives a reboot, but for records of what was done and backups."""
         passing = ("dev", "mnt", "proc", "run", "sys", "tmp", "var/cache/apt", "var/cache/debconf",
-                   "var/cache/ldconfig", "var/lib/dpkg", "var/lib/systemd", "var/log", "var/tmp")
+                   "var/cache/ldconfig", "var/lib/apt", "var/lib/dpkg", "var/lib/systemd", "var/log", "var/tmp")
         found = set()
         for folder, folders, names in os.walk(self.root):
             here = os.path.relpath(folder, self.root)
             folders[:] = [f for f in folders if os.path.normpath(f"{here}/{f}") not in passing]
-            found |= {os.path.normpath(f"{here}/{name}") for name in [*folders, *names]}
+            found |= {os.path.normpath(f"{here}/{name}") for name in [*folders, *names]
+                      if not name.endswith("-")}  # /etc/passwd-
         return found
 
     def __exit__(self, kind, value, trace):
