@@ -196,6 +196,10 @@ absl::Status Engine::Impl::Start() {
   RF_RETURN_IF_ERROR(MakeWorkers());
   RF_RETURN_IF_ERROR(MakeChooser());
   MakeScheduler();
+  metrics_.SetPool({.ranks = options_.ranks,
+                    .page_tokens = info_.page_tokens,
+                    .tokens = info_.kv_tokens,
+                    .bytes = info_.kv_bytes});
   RF_RETURN_IF_ERROR(MakeRecorder());
   leader_ = std::make_unique<Leader>(LeaderParts{.options = options_,
                                                  .model = *model_,
@@ -225,7 +229,10 @@ absl::StatusOr<std::shared_ptr<Outbox>> Engine::Impl::Submit(Request request,
       std::make_unique<Generation>(std::move(request), max_tokens, outbox, *tokenizer_, now);
   const bool was_empty = inbox_.counts().queued + inbox_.counts().running == 0;
   RF_ASSIGN_OR_RETURN(const int64_t ahead, inbox_.Reserve());
-  if (was_empty) leader_->NoteProgress();
+  if (was_empty) {
+    leader_->NoteProgress();
+    leader_->NoteStepEnd();
+  }
   // The first event, before the leader knows of the request and could push others.
   outbox->Push(AcceptedEvent{prompt_tokens, 0, ahead});
   inbox_.Put(std::move(generation));
@@ -256,8 +263,10 @@ bool Engine::WaitIdle(Duration timeout) {
   return impl_->inbox().WaitIdle(std::chrono::steady_clock::now() + timeout);
 }
 EngineStatus Engine::Status() const { return impl_->leader().Status(); }
+void Engine::RefreshGauges() const { impl_->leader().RefreshGauges(); }
 void Engine::SetTracing(bool on) { impl_->leader().RequestTrace(on); }
 std::vector<std::vector<TraceSpan>> Engine::TakeTrace() { return impl_->leader().TakeTrace(); }
+std::vector<RequestSpan> Engine::TakeRequestSpans() { return impl_->leader().TakeRequestSpans(); }
 const EngineInfo& Engine::info() const { return impl_->info(); }
 const Model& Engine::model() const { return impl_->model(); }
 const Tokenizer& Engine::tokenizer() const { return impl_->tokenizer(); }

@@ -26,6 +26,7 @@
 #include "engine/request/event.h"
 #include "engine/request/outbox.h"
 #include "engine/request/request.h"
+#include "engine/request/request_span.h"
 #include "engine/stream/trace.h"
 
 namespace ringfill {
@@ -55,10 +56,15 @@ class Engine {
   bool WaitIdle(Duration timeout);
 
   EngineStatus Status() const;
+  // Sets the gauges that move while a step runs (how long it has taken, who waits). Call it a few
+  // times a second.
+  void RefreshGauges() const;
   // Starts or ends the recording of what every rank does, from the next step on.
   void SetTracing(bool on);
   // What was recorded since the last call, by rank; bounded.
   std::vector<std::vector<TraceSpan>> TakeTrace();
+  // Likewise the phases of requests that ended.
+  std::vector<RequestSpan> TakeRequestSpans();
   const EngineInfo& info() const;
   const Model& model() const;
   const Tokenizer& tokenizer() const;

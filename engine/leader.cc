@@ -13,6 +13,10 @@ namespace {
 constexpr Duration kIdlePoll = std::chrono::milliseconds(5);
 constexpr Duration kIdleLook = std::chrono::milliseconds(500);
 
+int64_t Nanoseconds(Instant instant) {
+  return std::chrono::nanoseconds(instant.time_since_epoch()).count();
+}
+
 // What attending to one earlier token costs, over a token's products.
 double AttentionShare(const ModelConfig& c) {
   return c.pair_operations() / (2 * c.layer_weights());
@@ -51,9 +55,31 @@ EngineStatus Leader::Status() const {
   return out;
 }
 
+void Leader::RefreshGauges() const {
+  const Inbox::Counts counts = p_.inbox.counts();
+  const auto now = p_.clock.Now().time_since_epoch();
+  const auto age_s = [&](int64_t since_ns) {
+    return std::max(0.0, Seconds(now - std::chrono::nanoseconds(since_ns)));
+  };
+  const bool working = counts.queued + counts.running > 0;
+  p_.metrics.since_progress_s.Set(working ? age_s(progress_ns_.load()) : 0);
+  p_.metrics.since_step_s.Set(working ? age_s(step_ns_.load()) : 0);
+  p_.metrics.queue_length.Set(static_cast<double>(counts.queued));
+  int64_t oldest = queued_ns_.load();
+  if (const std::optional<Instant> arrived = p_.inbox.oldest(); arrived.has_value()) {
+    oldest = std::min(oldest, Nanoseconds(*arrived));
+  }
+  p_.metrics.oldest_queued_s.Set(counts.queued > 0 && oldest != kNobody ? age_s(oldest) : 0);
+}
+
 std::vector<std::vector<TraceSpan>> Leader::TakeTrace() {
   MutexLock lock(&mutex_);
   return std::exchange(spans_, {});
+}
+
+std::vector<RequestSpan> Leader::TakeRequestSpans() {
+  MutexLock lock(&mutex_);
+  return std::exchange(request_spans_, {});
 }
 
 void Leader::Loop() {
@@ -74,6 +100,7 @@ void Leader::Loop() {
       }
       EndStarved();
       NoteProgress();  // with nothing to compute (all clients slow, say) nothing is stuck
+      NoteStepEnd();
       Publish();
       const Instant soon = std::chrono::steady_clock::now() + kIdlePoll;
       if (!active_.empty()) p_.inbox.AwaitArrival(&soon);
@@ -119,6 +146,8 @@ void Leader::EndStale() {
   std::vector<std::pair<SequenceId, absl::Status>> stale;
   for (auto& [id, generation] : active_) {
     if (!generation->failure().ok()) {
+      NoteNonFinite(NonFiniteStage::kOutput,
+                    {{"request_id", generation->request().id}, {"place", "log-probabilities"}});
       stale.emplace_back(id, generation->failure());
     } else if (generation->outbox().closed()) {
       stale.emplace_back(id, absl::CancelledError("the client went away"));
@@ -135,7 +164,14 @@ void Leader::EndStale() {
 void Leader::AdmitQueued() {
   const std::vector<SequenceId> admitted = p_.scheduler.Admit();
   const Instant now = p_.clock.Now();
-  for (SequenceId id : admitted) active_.at(id)->NoteStarted(now);
+  for (SequenceId id : admitted) {
+    Generation& generation = *active_.at(id);
+    if (generation.NoteStarted(now)) {
+      KeepPhase(generation, RequestPhase::kQueue, generation.submitted(), now);
+      p_.metrics.AddAdmitted(generation.queue_s(), generation.request().prompt.size());
+    }
+  }
+  NoteOldestQueued();
   if (admitted.empty()) return;
   p_.inbox.NoteAdmitted(static_cast<int64_t>(admitted.size()));
   Publish();  // a step may take long
@@ -164,7 +200,10 @@ void Leader::EndStarved() {
 }
 
 void Leader::Finish(SequenceId id) {
-  active_.at(id)->Finish(p_.scheduler.PagesOf(id));
+  Generation& generation = *active_.at(id);
+  generation.Finish(p_.scheduler.PagesOf(id));
+  p_.metrics.AddFinished(generation.max_tokens() == 0, generation.finish_reason(),
+                         generation.generated(), generation.decode_s());
   Forget(id);
 }
 
@@ -178,6 +217,9 @@ void Leader::EndAll(const absl::Status& status) {
 }
 
 void Leader::Forget(SequenceId id) {
+  const Generation& generation = *active_.at(id);
+  KeepPhase(generation, RequestPhase::kDecode, generation.first_token_at(),
+            generation.last_token_at());
   const int64_t queued_before = p_.scheduler.queued();
   p_.scheduler.Remove(id);
   active_.erase(id);
@@ -185,11 +227,21 @@ void Leader::Forget(SequenceId id) {
   p_.inbox.NoteEnded(p_.scheduler.queued() != queued_before);
 }
 
-void Leader::NoteProgress() {
-  progress_ns_ = std::chrono::nanoseconds(p_.clock.Now().time_since_epoch()).count();
+void Leader::NoteProgress() { progress_ns_ = Nanoseconds(p_.clock.Now()); }
+
+void Leader::NoteStepEnd() { step_ns_ = Nanoseconds(p_.clock.Now()); }
+
+void Leader::NoteOldestQueued() {
+  int64_t oldest = kNobody;
+  for (const auto& [id, generation] : active_) {
+    if (generation->started().has_value()) continue;
+    oldest = std::min(oldest, Nanoseconds(generation->submitted()));
+  }
+  queued_ns_ = oldest;
 }
 
 void Leader::Publish() {
+  double usage = 0;
   const std::vector<int> slots = SlotCounts(p_.scheduler.slot_map(), p_.scheduler.ranks());
   for (size_t r = 0; r < rank_totals_.size(); ++r) {
     const int64_t used = p_.scheduler.pages_used(static_cast<int>(r));
@@ -199,12 +251,13 @@ void Leader::Publish() {
     rank.pages_total = p_.scheduler.pages_total();
     rank.pages_used = used;
     p_.metrics.SetPages(r, used, rank.pages_total);
+    usage = std::max(usage, static_cast<double>(used) / static_cast<double>(rank.pages_total));
   }
+  p_.metrics.SetPagesUsage(usage);
   const Inbox::Counts counts = p_.inbox.counts();
   p_.metrics.running_requests.Set(static_cast<double>(p_.scheduler.running()));
   p_.metrics.queue_length.Set(static_cast<double>(counts.queued));
-  for (size_t r = rank_totals_.size(); r < p_.metrics.ranks.size(); ++r)
-    p_.metrics.SetPages(r, 0, 0);
+  for (size_t r = rank_totals_.size(); r < p_.metrics.ranks.size(); ++r) p_.metrics.SetGone(r);
   p_.metrics.epoch.Set(static_cast<double>(epoch_));
   p_.metrics.ring_size.Set(ring_formed_ ? static_cast<double>(rank_totals_.size()) : 0);
   const auto recomputed = static_cast<double>(p_.scheduler.recomputed_tokens());

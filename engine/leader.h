@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "base/mutex.h"
 #include "engine/cost/measured_chooser.h"
 #include "engine/engine_metrics.h"
@@ -20,6 +22,7 @@
 #include "engine/replay/plan_recorder.h"
 #include "engine/request/generation.h"
 #include "engine/request/inbox.h"
+#include "engine/request/request_span.h"
 #include "engine/schedule/scheduler.h"
 #include "engine/worker/workers.h"
 
@@ -49,10 +52,16 @@ class Leader {
   // Thread-safe. For `seconds`, records what every rank does; empty when nothing ran.
   void RequestTrace(bool on) { trace_wanted_.store(on); }
   std::vector<std::vector<TraceSpan>> TakeTrace();
-  // The time without work does not count as standing still. Thread-safe.
+  std::vector<RequestSpan> TakeRequestSpans();
+  // Sets the gauges that move while a step runs: the queue, ages. Thread-safe.
+  void RefreshGauges() const;
+  // The time without work does not count as standing still. Both thread-safe.
   void NoteProgress();
+  void NoteStepEnd();
 
  private:
+  static constexpr int64_t kNobody = std::numeric_limits<int64_t>::max();
+
   using Active = std::map<SequenceId, std::unique_ptr<Generation>>;
 
   void Loop();
@@ -61,6 +70,7 @@ class Leader {
   void EndUnqueued(SequenceId id, const absl::Status& status);
   void EndStale();
   void AdmitQueued();
+  void NoteOldestQueued();
   void UpdatePauses();
   void EndStarved();
   void LetNewcomersIn();
@@ -74,6 +84,9 @@ class Leader {
   void Execute(StepPlan plan);
   void ReportLayer(const StepPlan& plan, int layers_done);
   void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  void KeepPhase(const Generation& generation, RequestPhase phase, std::optional<Instant> begin,
+                 std::optional<Instant> end);
+  void NoteNonFinite(NonFiniteStage stage, const nlohmann::json& fields);
   void KeepSpans(const std::vector<RankStepResult>& results);
   void NotePrediction(const StepPlan& plan, double seconds);
   void NoteImbalance(const std::vector<RankStepResult>& results);
@@ -115,11 +128,14 @@ class Leader {
   std::vector<RankStatus> rank_totals_;
 
   std::atomic<bool> trace_wanted_{false};
-  std::atomic<int64_t> progress_ns_{0};  // clock time of the last progress
+  std::atomic<int64_t> progress_ns_{0};      // clock time of the last progress
+  std::atomic<int64_t> step_ns_{0};          // likewise of a step's end, or a moment without work
+  std::atomic<int64_t> queued_ns_{kNobody};  // when the oldest came that was never admitted
 
   mutable Mutex mutex_;
   EngineStatus status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::vector<TraceSpan>> spans_ ABSL_GUARDED_BY(mutex_);  // [ranks]
+  std::vector<RequestSpan> request_spans_ ABSL_GUARDED_BY(mutex_);
 
   std::thread thread_;  // last
 };

@@ -20,6 +20,7 @@ constexpr Duration kNewcomerPatience = std::chrono::seconds(30);
 constexpr double kDriftShare = 0.1;
 constexpr double kReportedDrift = 2;
 constexpr size_t kMaxTraceSpans = size_t{1} << 18;  // a rank
+constexpr size_t kMaxRequestSpans = size_t{1} << 16;
 
 bool Stopped(const std::vector<RankStepResult>& results, size_t chunk) {
   return (results.front().stopped_mask >> chunk) & 1;
@@ -104,6 +105,7 @@ void Leader::Execute(StepPlan plan) {
   const StepRows rows = StepRows::Of(plan);
   std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
+  NoteStepEnd();
   KeepSpans(results);
   absl::Status failure = CauseOf(results);
   failure.Update(CheckAgreement(results, p_.model.config().vocab));
@@ -143,10 +145,21 @@ void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResul
     }
   }
   for (const auto& [id, place] : first) {
+    const bool attention =
+        place.fault.round >= 0 || place.fault.round == ValueFault::kTokenAttention;
+    NoteNonFinite(attention ? NonFiniteStage::kAttention : NonFiniteStage::kProducts,
+                  {{"request_id", active_.at(id)->request().id},
+                   {"rank", place.rank},
+                   {"place", DescribePlace(place.fault)}});
     Fail(id, absl::DataLossError(absl::StrCat("a value is not finite: rank ", place.rank, ", ",
                                               DescribePlace(place.fault),
                                               "; the weights or the arithmetic are damaged")));
   }
+}
+
+void Leader::NoteNonFinite(NonFiniteStage stage, const nlohmann::json& fields) {
+  p_.metrics.nonfinite_requests[static_cast<size_t>(stage)]->Increment();
+  Log(LogLevel::kError, "a value is not finite", fields);
 }
 
 void Leader::KeepSpans(const std::vector<RankStepResult>& results) {
@@ -161,6 +174,18 @@ void Leader::KeepSpans(const std::vector<RankStepResult>& results) {
                  more.begin() + static_cast<ptrdiff_t>(std::min(room, more.size())));
     status_.trace_dropped += static_cast<int64_t>(more.size() - std::min(room, more.size()));
   }
+}
+
+// Of requests that nobody takes in time, the first stay.
+void Leader::KeepPhase(const Generation& generation, RequestPhase phase,
+                       std::optional<Instant> begin, std::optional<Instant> end) {
+  if (!trace_wanted_.load() || !begin.has_value() || !end.has_value()) return;
+  const auto prompt = static_cast<int64_t>(generation.request().prompt.size());
+  MutexLock lock(&mutex_);
+  if (request_spans_.size() >= kMaxRequestSpans) return;
+  request_spans_.push_back({generation.request().id, generation.request().traceparent, phase,
+                            phase == RequestPhase::kDecode ? generation.generated() : prompt,
+                            *begin, *end});
 }
 
 void Leader::NotePrediction(const StepPlan& plan, double seconds) {
@@ -203,7 +228,7 @@ void Leader::NoteImbalance(const std::vector<RankStepResult>& results) {
 void Leader::AccountStep(const StepPlan& plan, const std::vector<RankStepResult>& results,
                          double seconds) {
   p_.metrics.AddStep(results);
-  p_.metrics.steps.Increment();
+  p_.metrics.AddPlan(plan, seconds);
   NoteImbalance(results);
   NotePrediction(plan, seconds);
   if (!plan.chunks.empty()) p_.metrics.prefill_s.Increment(seconds);
@@ -258,6 +283,8 @@ void Leader::HandlePrefilled(const StepPlan& plan) {
     if (p_.scheduler.PromptMissing(chunk.sequence) != 0) continue;
     Generation& generation = *it->second;
     generation.NotePrefilled(now);
+    KeepPhase(generation, RequestPhase::kPrefill, generation.started(), now);
+    p_.metrics.prefill_time_s.Observe(generation.prefill_s());
     if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
   }
 }
@@ -287,7 +314,13 @@ void Leader::HandleToken(SequenceId id, std::span<const float> logits) {
   const Instant now = p_.clock.Now();
   const std::optional<Instant> before = generation.last_token_at();
   absl::StatusOr<std::optional<TokenId>> next = generation.Step(logits, now);
-  if (!next.ok()) return Fail(id, std::move(next).status());
+  if (!next.ok()) {
+    if (absl::IsDataLoss(next.status())) {
+      NoteNonFinite(NonFiniteStage::kOutput,
+                    {{"request_id", generation.request().id}, {"place", "the logits"}});
+    }
+    return Fail(id, std::move(next).status());
+  }
   if (before.has_value()) {
     p_.metrics.inter_token_s.Observe(Seconds(now - *before));
   } else {

@@ -18,6 +18,7 @@ namespace {
 constexpr size_t kWriteBytes = size_t{1} << 20;
 constexpr std::string_view kNoSpans = "[\n]\n";
 constexpr std::string_view kEnd = "\n]\n";
+constexpr int kRequestsProcess = 1 << 20;  // beyond those of ranks
 
 // Viewers give process and thread 0 a meaning of their own, and the main thread is the one whose
 // number is its process's.
@@ -50,12 +51,41 @@ void AppendMicroseconds(Duration time, std::string& out) {
                         std::abs(ns) % 1000);
 }
 
+const char* PhaseName(RequestPhase phase) {
+  switch (phase) {
+    case RequestPhase::kQueue:
+      return "queue";
+    case RequestPhase::kPrefill:
+      return "prefill";
+    case RequestPhase::kDecode:
+      return "decode";
+  }
+  return "";
+}
+
+// As a JSON string.
+std::string Quoted(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += {'\\', c};
+    } else if (c >= ' ' && c <= '~') {
+      out += c;
+    } else {
+      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned char>(c));
+    }
+  }
+  return out + '"';
+}
+
 absl::string_view Piece(std::string_view text) { return {text.data(), text.size()}; }
 
 }  // namespace
 
-std::optional<Instant> FirstBegin(const RankSpans& ranks) {
+std::optional<Instant> FirstBegin(const RankSpans& ranks,
+                                  const std::vector<RequestSpan>& requests) {
   std::optional<Instant> first;
+  for (const RequestSpan& span : requests) first = std::min(first.value_or(span.begin), span.begin);
   for (const std::vector<TraceSpan>& spans : ranks) {
     for (const TraceSpan& span : spans) first = std::min(first.value_or(span.begin), span.begin);
   }
@@ -108,6 +138,31 @@ void TraceJson::Append(int rank, const TraceSpan& span, std::string& out) {
   out += "}}";
 }
 
+void TraceJson::Append(const RequestSpan& span, std::string& out) {
+  if (!requests_named_) {
+    requests_named_ = true;
+    BeginEvent(out);
+    absl::StrAppend(&out, "{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":", kRequestsProcess,
+                    ",\"tid\":", kRequestsProcess, ",\"args\":{\"name\":\"requests\"}}");
+  }
+  const std::string id = Quoted(span.request_id);
+  const auto event = [&](char kind, Instant at) {
+    BeginEvent(out);
+    absl::StrAppend(&out, "{\"name\":\"", PhaseName(span.phase), "\",\"cat\":\"request\",\"ph\":\"",
+                    std::string(1, kind), "\",\"id\":", id, ",\"pid\":", kRequestsProcess,
+                    ",\"tid\":", kRequestsProcess, ",\"ts\":");
+    AppendMicroseconds(at - zero_, out);
+  };
+  event('b', span.begin);
+  absl::StrAppend(&out, ",\"args\":{\"request_id\":", id, ",\"tokens\":", span.tokens);
+  if (!span.traceparent.empty()) {
+    absl::StrAppend(&out, ",\"traceparent\":", Quoted(span.traceparent));
+  }
+  out += "}}";
+  event('e', std::max(span.begin, span.end));
+  out += "}";
+}
+
 void TraceJson::End(std::string& out) { out += empty_ ? kNoSpans : kEnd; }
 
 absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& path,
@@ -128,13 +183,16 @@ absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& 
 
 TraceFile::~TraceFile() { close(fd_); }
 
-absl::Status TraceFile::Append(const RankSpans& ranks) {
+absl::Status TraceFile::Append(const RankSpans& ranks, const std::vector<RequestSpan>& requests) {
   if (!json_) {
-    const std::optional<Instant> first = FirstBegin(ranks);
+    const std::optional<Instant> first = FirstBegin(ranks, requests);
     if (!first) return absl::OkStatus();
     json_.emplace(*first);
   }
   std::string text;
+  if (!full()) {
+    for (const RequestSpan& span : requests) json_->Append(span, text);
+  }
   for (size_t r = 0; r < ranks.size(); ++r) {
     for (const TraceSpan& span : ranks[r]) {
       if (full()) {

@@ -1,8 +1,10 @@
 // What the ranks did, as JSON that ui.perfetto.dev and chrome://tracing show: each rank is a
 // process with two threads, "compute" and "communication".
 //
-// Format: "Trace Event Format" of the Chromium project, the array form with complete events (ph X).
-// Times are microseconds.
+// Requests are one more process, with a row for each in which its phases follow each other.
+//
+// Format: "Trace Event Format" of the Chromium project, the array form with complete events (ph X),
+// of requests nestable asynchronous ones (ph b and e). Times are microseconds.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +15,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "engine/request/request_span.h"
 #include "engine/stream/trace.h"
 
 namespace ringfill {
@@ -21,7 +24,8 @@ namespace ringfill {
 using RankSpans = std::vector<std::vector<TraceSpan>>;
 
 // When the first span began; nothing when there is none.
-std::optional<Instant> FirstBegin(const RankSpans& ranks);
+std::optional<Instant> FirstBegin(const RankSpans& ranks,
+                                  const std::vector<RequestSpan>& requests = {});
 
 // The text of one trace, piece by piece. Not thread-safe.
 class TraceJson {
@@ -31,6 +35,8 @@ class TraceJson {
 
   // What follows the pieces so far: the span, and before a rank's first one the names of its lanes.
   void Append(int rank, const TraceSpan& span, std::string& out);
+  // What follows: a phase of a request.
+  void Append(const RequestSpan& span, std::string& out);
   // Closes the array. Nothing may follow.
   void End(std::string& out);
 
@@ -40,6 +46,7 @@ class TraceJson {
   const Instant zero_;
   bool empty_ = true;
   std::vector<bool> named_;  // by rank
+  bool requests_named_ = false;
 };
 
 // A trace that is written while the daemon runs, up to a number of spans. Whenever Append returns,
@@ -54,7 +61,8 @@ class TraceFile {
   TraceFile& operator=(const TraceFile&) = delete;
 
   // UNAVAILABLE with the path when the file cannot be written (a full disk).
-  absl::Status Append(const RankSpans& ranks);
+  // Phases of requests do not count among the spans.
+  absl::Status Append(const RankSpans& ranks, const std::vector<RequestSpan>& requests = {});
 
   const std::string& path() const { return path_; }
   bool full() const { return spans_ >= max_spans_; }

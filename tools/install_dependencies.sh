@@ -3,7 +3,7 @@
 #
 # Usage: tools/install_dependencies.sh [--test] [--package]
 #
-#   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian)
+#   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian, Prometheus)
 #   --package   also what makes a Debian package
 #
 # Runs as root or through sudo. When nothing is missing it asks no network and ends at once.
@@ -27,7 +27,7 @@ packages=(
 package_packages=(dpkg-dev file)
 test_packages=(
   "${package_packages[@]}"
-  clang clang-format curl libclang-rt-14-dev llvm python3-venv shellcheck
+  clang clang-format curl libclang-rt-14-dev llvm prometheus python3-venv shellcheck
   # Of the package: its pages, its rules, a bare Debian that it is installed in.
   groff-base iproute2 lintian man-db mmdebstrap
 )

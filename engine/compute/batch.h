@@ -85,11 +85,43 @@ struct LayerFlags {
   std::atomic<int> nonfinite_round{-1};       // the first round that showed it; -1: none
 };
 
+// What query tokens see of one rank's KV, in one layer.
+struct SeenKeys {
+  int64_t pairs = 0;
+  int64_t merged_states = 0;
+  int64_t empty_states = 0;
+
+  void Add(int64_t keys) {
+    pairs += keys;
+    ++(keys > 0 ? merged_states : empty_states);
+  }
+};
+
 // Exact counts of the work done.
 struct WorkCounters {
   // Rows of sharded chunks times halves of layers: two a layer for a row that goes through both.
   int64_t product_rows = 0;
   int64_t attention_pairs = 0;  // (query token, visible key) pairs, times layers
+  // Partial softmax states, one for a query token and a rank whose KV it met in a layer: with a key
+  // that it sees, and without, which merge as identity.
+  int64_t merged_states = 0;
+  int64_t empty_states = 0;
+};
+
+// The counters of attention that a device's threads share.
+struct SeenCounters {
+  std::atomic<int64_t> pairs{0}, merged_states{0}, empty_states{0};
+
+  void Add(const SeenKeys& seen) {
+    pairs.fetch_add(seen.pairs, std::memory_order_relaxed);
+    merged_states.fetch_add(seen.merged_states, std::memory_order_relaxed);
+    empty_states.fetch_add(seen.empty_states, std::memory_order_relaxed);
+  }
+  void TakeInto(WorkCounters& out) {
+    out.attention_pairs = pairs.exchange(0);
+    out.merged_states = merged_states.exchange(0);
+    out.empty_states = empty_states.exchange(0);
+  }
 };
 
 }  // namespace ringfill

@@ -33,9 +33,15 @@ Generation::Generation(Request request, int64_t max_tokens, std::shared_ptr<Outb
   }
 }
 
-void Generation::NoteStarted(Instant now) {
-  if (!started_.has_value()) started_ = now;
+bool Generation::NoteStarted(Instant now) {
+  if (started_.has_value()) return false;
+  started_ = now;
+  return true;
 }
+
+double Generation::queue_s() const { return Between(submitted_, started_) / 1e3; }
+double Generation::prefill_s() const { return Between(started_, prefilled_) / 1e3; }
+double Generation::decode_s() const { return Between(first_token_, last_token_) / 1e3; }
 
 void Generation::NoteProgress(double processed, double attention_share, Instant now) {
   if (last_progress_.has_value() && now - *last_progress_ < kProgressInterval) return;

@@ -31,18 +31,27 @@ class Generation {
   Outbox& outbox() const { return *outbox_; }
   int64_t max_tokens() const { return max_tokens_; }
   Instant submitted() const { return submitted_; }
+  std::optional<Instant> first_token_at() const { return first_token_; }
   std::optional<Instant> last_token_at() const { return last_token_; }
   bool past_deadline(Instant now) const {
     return request_.deadline.has_value() && now >= *request_.deadline;
   }
 
-  void NoteStarted(Instant now);  // the first step that carries it; later calls change nothing
+  // The first step that carries it. False, and nothing changes, in later calls.
+  bool NoteStarted(Instant now);
   // Prefill has reached `processed` tokens (fractions while a chunk's layers run). Tells the client
   // at most ten times a second. `attention_share`: cost of attending to one earlier token over the
   // cost of a token's products, from the model's geometry.
   void NoteProgress(double processed, double attention_share, Instant now);
   void NotePrefilled(Instant now);
   bool prefilled() const { return prefilled_.has_value(); }
+  std::optional<Instant> started() const { return started_; }
+  // Seconds of the phases that are over; 0 for others.
+  double queue_s() const;
+  double prefill_s() const;
+  double decode_s() const;  // first token to last
+  int64_t generated() const { return generated_; }
+  FinishReason finish_reason() const { return finish_reason_; }  // after Finish
   void AddShare(int rank, double busy_ms, double wait_ms);
   // A log-probability that is not finite fails the request: see failure().
   void AddScore(int rank, int64_t position, float logprob);

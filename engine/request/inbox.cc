@@ -46,6 +46,12 @@ Inbox::Counts Inbox::counts() const {
   return {queued_, living_ - queued_, draining_};
 }
 
+std::optional<Instant> Inbox::oldest() const {
+  MutexLock lock(&mutex_);
+  if (arrivals_.empty()) return std::nullopt;
+  return arrivals_.front().generation->submitted();
+}
+
 bool Inbox::AwaitArrival(const Instant* until) {
   MutexLock lock(&mutex_);
   while (arrivals_.empty() && !stopped()) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,8 @@ class Inbox {
   // Waits until nothing lives, at most until `until`. True when empty.
   bool WaitIdle(Instant until);
   Counts counts() const;
+  // When the oldest request that the leader has not taken came.
+  std::optional<Instant> oldest() const;
 
   // ---- the leader
   // Waits until there is an arrival, at most until `until` when given. False when stopped.

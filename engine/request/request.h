@@ -42,6 +42,8 @@ enum class RequestKind {
 
 struct Request {
   std::string id;  // for logs; made by the caller, need not be unique
+  // The caller's place in its trace (W3C "traceparent"), for logs and the timeline; empty: none.
+  std::string traceparent;
   RequestKind kind = RequestKind::kGenerate;
   std::vector<TokenId> prompt;
   // Where documents begin: positions of the prompt, ascending. A token sees those before it in its

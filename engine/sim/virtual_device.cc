@@ -146,7 +146,7 @@ VirtualDevice::AttendWork VirtualDevice::Count(const AttendArgs& args) const {
     double token_keys = 0;
     for (int t = 0; t < tile.tokens; ++t) {
       token_keys += static_cast<double>(KeysIn(tile.begin, visible[t]));
-      work.pairs += visible[t] - tile.begin;
+      work.seen.Add(visible[t] - tile.begin);
     }
     const int64_t tile_keys = KeysIn(tile.begin, visible[tile.tokens - 1]);
     work.seconds += cost_.AttendTile(token_keys, static_cast<double>(tile_keys));
@@ -164,7 +164,7 @@ void VirtualDevice::Attend(const AttendArgs& args) {
     if (known.batch == nullptr) known = Count(args);
     work = known;
   }
-  counters_.attention_pairs += work.pairs;
+  CountSeen(work.seen);
   stream_.Run(args.label, cost_.overhead() + work.seconds);
 }
 
@@ -210,15 +210,21 @@ void VirtualDevice::StopTokens(std::shared_ptr<const TokenBatch> rest) {
   CountTokens();
 }
 
+void VirtualDevice::CountSeen(const SeenKeys& seen) {
+  counters_.attention_pairs += seen.pairs;
+  counters_.merged_states += seen.merged_states;
+  counters_.empty_states += seen.empty_states;
+}
+
 void VirtualDevice::CountTokens() {
   token_keys_ = token_tile_keys_ = 0;
-  token_pairs_ = 0;
+  token_seen_ = {};
   const std::vector<int64_t>& visible = tokens_->visible;
   int64_t in_tile = 0;
   for (size_t t = 0; t < visible.size(); ++t) {
     const int64_t begin = tokens_->BeginOf(t);
     token_keys_ += static_cast<double>(KeysIn(begin, visible[t]));
-    token_pairs_ += visible[t] - begin;
+    token_seen_.Add(visible[t] - begin);
     const bool ends_tile = ++in_tile == cost_.token_tile() || t + 1 == visible.size() ||
                            tokens_->run[t + 1] != tokens_->run[t] ||
                            tokens_->BeginOf(t + 1) != begin;
@@ -233,7 +239,7 @@ void VirtualDevice::TokenQkv(int layer, std::byte*) {
 }
 
 void VirtualDevice::TokenAttend(int layer, const std::byte*, std::byte*) {
-  counters_.attention_pairs += token_pairs_;
+  CountSeen(token_seen_);
   RunOp(OpKind::kTokenAttend, layer,
         cost_.TokenAttend(tokens_->tokens(), token_keys_, token_tile_keys_));
 }

@@ -69,7 +69,7 @@ class VirtualDevice : public Device {
   struct AttendWork {
     std::shared_ptr<const AttendBatch> batch;  // keeps the address from being used again
     double seconds = 0;
-    int64_t pairs = 0;
+    SeenKeys seen;
   };
   struct Usage {
     size_t bytes = 0, peak_bytes = 0;
@@ -80,6 +80,7 @@ class VirtualDevice : public Device {
   }
   AttendWork Count(const AttendArgs& args) const;
   void CountTokens();
+  void CountSeen(const SeenKeys& seen);
   void RunOp(OpKind kind, int layer, double seconds, int64_t bytes = 0);
 
   const ModelShape shape_;
@@ -92,7 +93,7 @@ class VirtualDevice : public Device {
   std::unordered_map<const AttendBatch*, AttendWork> counted_;
   std::shared_ptr<const TokenBatch> tokens_;
   double token_keys_ = 0, token_tile_keys_ = 0;  // of tokens_, see OpCost::TokenAttend
-  int64_t token_pairs_ = 0;                      // likewise
+  SeenKeys token_seen_;                          // likewise
   // Buffers may be freed after their device.
   std::shared_ptr<std::unordered_map<std::string, Usage>> memory_;
 };

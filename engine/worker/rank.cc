@@ -83,13 +83,30 @@ std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
   return buffer.data();
 }
 
+MemoryBytes Rank::Memory() const {
+  int64_t pages = 0, weights = 0, buffers = 0, others = 0;
+  for (const auto& [name, buffer] : buffers_) buffers += static_cast<int64_t>(buffer.size());
+  for (const Device::MemoryUse& use : device_.Memory()) {
+    int64_t& bytes = use.what == "kv pages"                                     ? pages
+                     : use.what.ends_with("weights") || use.what == "embedding" ? weights
+                                                                                : others;
+    bytes += static_cast<int64_t>(use.bytes);
+  }
+  MemoryBytes out{};
+  out[static_cast<size_t>(MemoryPool::kKvPages)] = pages;
+  out[static_cast<size_t>(MemoryPool::kWeights)] = weights;
+  out[static_cast<size_t>(MemoryPool::kBuffers)] = buffers;
+  out[static_cast<size_t>(MemoryPool::kScratch)] = others - buffers;
+  return out;
+}
+
 TransferPtr StepTransfers::Exchange(Communicator::ExchangeArgs args, Purpose purpose) {
   args.label.kind = OpKind::kExchange;
   args.label.bytes = static_cast<int64_t>(args.send.size());
   args.deadline = rank_.Deadline();
   result_.ring_bytes += args.label.bytes;
   TransferPtr transfer = rank_.comm().StartExchange(std::move(args));
-  under_way_.push_back({transfer, purpose});
+  under_way_.push_back({transfer, purpose == Purpose::kRound ? CommKind::kRing : CommKind::kHome});
   return transfer;
 }
 
@@ -97,17 +114,20 @@ TransferPtr StepTransfers::AllGather(Communicator::AllGatherArgs args) {
   args.label.kind = OpKind::kAllGather;
   args.label.bytes = static_cast<int64_t>(args.send.size());
   args.deadline = rank_.Deadline();
+  CountGather(args.send.size());
   const Instant before = rank_.options().clock->Now();
   TransferPtr transfer = rank_.comm().StartAllGather(std::move(args));
   host_wait_s_ += Seconds(rank_.options().clock->Now() - before);
-  under_way_.push_back({transfer, std::nullopt});
+  under_way_.push_back({transfer, CommKind::kAllGather});
   return transfer;
 }
 
 absl::Status StepTransfers::GatherOnHost(std::span<const std::byte> send,
                                          std::span<std::byte> recv) {
+  CountGather(send.size());
   const Instant before = rank_.options().clock->Now();
   absl::Status status = rank_.comm().GatherOnHost(send, recv, rank_.Deadline());
+  if (status.ok()) ++result_.comm.rounds[static_cast<size_t>(CommKind::kHost)];
   host_wait_s_ += Seconds(rank_.options().clock->Now() - before);
   return status;
 }
@@ -116,11 +136,16 @@ void StepTransfers::WaitFor(EventPtr event) {
   rank_.stream().WaitFor(std::move(event), rank_.Deadline());
 }
 
+void StepTransfers::CountGather(size_t send_bytes) {
+  result_.comm.gather_bytes += static_cast<int64_t>(send_bytes) * (rank_.ranks() - 1);
+}
+
 void StepTransfers::Count(const Started& started) {
-  if (!started.purpose.has_value()) return;
   const double seconds = Seconds(started.transfer->transfer_time());
+  ++result_.comm.rounds[static_cast<size_t>(started.kind)];
+  if (started.kind == CommKind::kAllGather) return result_.comm.AddGatherTime(seconds);
   result_.transfer_s += seconds;
-  if (*started.purpose == Purpose::kRound) result_.round_seconds.push_back(seconds);
+  if (started.kind == CommKind::kRing) result_.round_seconds.push_back(seconds);
 }
 
 void StepTransfers::Collect() {

@@ -5,7 +5,6 @@
 #include <deque>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -73,6 +72,8 @@ class Rank {
   std::byte* Reserve(std::string_view name, int index, size_t bytes);
   // The first failure of Reserve in this step; the ring must form anew after one.
   const absl::Status& reserved() const { return reserved_; }
+  // Of the device's memory: what Reserve has taken, and the rest by its names.
+  MemoryBytes Memory() const;
 
  private:
   struct CachedPlacement {
@@ -102,7 +103,8 @@ class StepTransfers {
   // `kRound`: a round of the ring's attention.
   enum class Purpose { kRound, kOther };
   TransferPtr Exchange(Communicator::ExchangeArgs args, Purpose purpose);
-  // Counted neither in ring_bytes nor in transfer_s: nothing hides it, the wait for it shows.
+  // Counted in comm, but neither in ring_bytes nor in transfer_s: nothing hides it, the wait for it
+  // shows.
   TransferPtr AllGather(Communicator::AllGatherArgs args);
   // Of a few bytes of the host; waits.
   absl::Status GatherOnHost(std::span<const std::byte> send, std::span<std::byte> recv);
@@ -121,9 +123,10 @@ class StepTransfers {
  private:
   struct Started {
     TransferPtr transfer;
-    std::optional<Purpose> purpose;  // of an exchange
+    CommKind kind;
   };
   void Count(const Started& started);
+  void CountGather(size_t send_bytes);
 
   Rank& rank_;
   RankStepResult& result_;

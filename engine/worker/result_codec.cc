@@ -56,6 +56,13 @@ void PutTimes(const RankStepResult& result, ByteWriter& out) {
   out.PutAll(result.round_seconds);
   out.Put(result.work.product_rows);
   out.Put(result.work.attention_pairs);
+  out.Put(result.work.merged_states);
+  out.Put(result.work.empty_states);
+  for (const int64_t rounds : result.comm.rounds) out.Put(rounds);
+  out.Put(result.comm.gather_bytes);
+  for (const int64_t count : result.comm.gather_times) out.Put(count);
+  out.Put(result.comm.gather_s);
+  for (const int64_t bytes : result.memory) out.Put(bytes);
 }
 
 void GetTimes(ByteReader& in, RankStepResult& result) {
@@ -68,6 +75,13 @@ void GetTimes(ByteReader& in, RankStepResult& result) {
   in.GetAll("round_seconds", result.round_seconds);
   result.work.product_rows = in.Get<int64_t>("work.product_rows");
   result.work.attention_pairs = in.Get<int64_t>("work.attention_pairs");
+  result.work.merged_states = in.Get<int64_t>("work.merged_states");
+  result.work.empty_states = in.Get<int64_t>("work.empty_states");
+  for (int64_t& rounds : result.comm.rounds) rounds = in.Get<int64_t>("comm.rounds");
+  result.comm.gather_bytes = in.Get<int64_t>("comm.gather_bytes");
+  for (int64_t& count : result.comm.gather_times) count = in.Get<int64_t>("comm.gather_times");
+  result.comm.gather_s = in.Get<double>("comm.gather_s");
+  for (int64_t& bytes : result.memory) bytes = in.Get<int64_t>("memory");
 }
 
 absl::Status Refuse(const std::string& field, const std::string& why) {

@@ -13,7 +13,7 @@
 namespace ringfill {
 
 inline constexpr uint32_t kResultMagic = 0x53524652;  // "RFRS"
-inline constexpr uint32_t kResultVersion = 1;
+inline constexpr uint32_t kResultVersion = 2;
 inline constexpr size_t kMaxResultBytes = size_t{1} << 30;
 // A status's message is cut here.
 inline constexpr size_t kMaxResultMessageBytes = 4096;

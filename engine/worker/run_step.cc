@@ -37,6 +37,7 @@ class Step {
     }
     if (!result_.status.ok() && last->done()) rank_.device().Recover();
     result_.work = rank_.device().TakeCounters();
+    result_.memory = rank_.Memory();
     if (rank_.device().trace().enabled()) result_.trace = rank_.device().trace().Take();
     return std::move(result_);
   }

@@ -30,6 +30,17 @@ int Order(const ValueFault& fault) {
 
 }  // namespace
 
+std::string_view CommKindName(CommKind kind) {
+  static constexpr std::string_view kNames[kCommKinds] = {"ring", "home", "all_gather", "host"};
+  return kNames[static_cast<int>(kind)];
+}
+
+std::string_view MemoryPoolName(MemoryPool pool) {
+  static constexpr std::string_view kNames[kMemoryPools] = {"kv_pages", "weights", "buffers",
+                                                            "scratch"};
+  return kNames[static_cast<int>(pool)];
+}
+
 std::string DescribePlace(const ValueFault& fault) {
   return absl::StrCat(
       "layer ", fault.layer, ", ",

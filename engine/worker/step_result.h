@@ -2,8 +2,10 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/status.h"
@@ -35,6 +37,40 @@ std::string DescribePlace(const ValueFault& fault);
 // ranks is where it began.
 bool IsEarlier(const ValueFault& a, const ValueFault& b);
 
+// A rank's communication in a step.
+enum class CommKind {
+  kRing,       // a round of the ring's attention: one exchange
+  kHome,       // K/V rows to the ranks that keep them: likewise
+  kAllGather,  // of replicated tokens, four a layer
+  kHost,       // an all-gather of a few bytes of the host
+};
+inline constexpr int kCommKinds = 4;
+std::string_view CommKindName(CommKind kind);  // "ring", "home", "all_gather", "host"
+
+// Upper bounds of the buckets in which all-gathers' transfer times are counted, in seconds. The
+// ranks sort them because a step of decodes has a hundred.
+inline constexpr std::array<double, 11> kGatherBounds = {
+    0.000003, 0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 1};
+
+struct CommCounts {
+  std::array<int64_t, kCommKinds> rounds{};  // that ended, of each CommKind
+  int64_t gather_bytes = 0;                  // sent in all-gathers, to all other ranks together
+  std::array<int64_t, kGatherBounds.size() + 1> gather_times{};
+  double gather_s = 0;  // the sum of those times
+
+  void AddGatherTime(double seconds) {
+    const auto bound = std::lower_bound(kGatherBounds.begin(), kGatherBounds.end(), seconds);
+    ++gather_times[static_cast<size_t>(bound - kGatherBounds.begin())];
+    gather_s += seconds;
+  }
+};
+
+// What the memory of a rank's device is taken for, in bytes.
+enum class MemoryPool { kKvPages, kWeights, kBuffers, kScratch };
+inline constexpr int kMemoryPools = 4;
+std::string_view MemoryPoolName(MemoryPool pool);  // "kv_pages", "weights", "buffers", "scratch"
+using MemoryBytes = std::array<int64_t, kMemoryPools>;
+
 struct RankStepResult {
   absl::Status status;
   double prefill_busy_s = 0, prefill_wait_s = 0;
@@ -44,6 +80,8 @@ struct RankStepResult {
   // The part of it in which the rank computed.
   double hidden_s() const { return std::max(0.0, transfer_s - prefill_wait_s); }
   std::vector<double> round_seconds;  // transfer time of each ring round
+  CommCounts comm;
+  MemoryBytes memory{};  // when the step ended
   WorkCounters work;
   uint64_t stopped_mask = 0;  // chunks that all ranks stopped working on
   std::vector<ValueFault> faults;

@@ -179,6 +179,7 @@ absl::Status Daemon::Impl::StartTracer() {
       TraceSource{.set_tracing = [this](bool on) { engine_->SetTracing(on); },
                   .busy = [this] { return engine_->Status().running > 0; },
                   .take = [this] { return engine_->TakeTrace(); },
+                  .take_requests = [this] { return engine_->TakeRequestSpans(); },
                   .dropped = [this] { return engine_->Status().trace_dropped; }},
       clock_, std::move(file), SlowClientTimeout(config_));
   return absl::OkStatus();
@@ -229,6 +230,7 @@ void Daemon::Impl::StartWatcher() {
     SetServing(ready);
   });
   watcher_ = std::make_unique<Watcher>(kWatchPeriod, [this] {
+    engine_->RefreshGauges();
     const EngineStatus status = engine_->Status();
     readiness_->Update(status.ring_formed ? status.seconds_since_progress
                                           : std::numeric_limits<double>::infinity());

@@ -1,6 +1,7 @@
 #include "server/rpc/engine_call.h"
 
 #include <chrono>
+#include <iterator>
 #include <utility>
 #include <variant>
 
@@ -26,6 +27,13 @@ std::optional<Instant> DeadlineOf(const grpc::CallbackServerContext& context, In
   return now + std::chrono::duration_cast<Duration>(left);
 }
 
+// One that comes twice is as bad as one that cannot be read.
+std::optional<Traceparent> TraceOf(const grpc::CallbackServerContext& context) {
+  const auto [first, last] = context.client_metadata().equal_range(kTraceparentKey);
+  if (first == last || std::next(first) != last) return std::nullopt;
+  return ParseTraceparent({first->second.data(), first->second.size()});
+}
+
 }  // namespace
 
 EngineCall::EngineCall(RpcServices& services, Rpc rpc, grpc::CallbackServerContext& context)
@@ -33,7 +41,8 @@ EngineCall::EngineCall(RpcServices& services, Rpc rpc, grpc::CallbackServerConte
       rpc_(rpc),
       context_(context),
       arrived_(services.clock.Now()),
-      deadline_(DeadlineOf(context, arrived_)) {
+      deadline_(DeadlineOf(context, arrived_)),
+      trace_(TraceOf(context)) {
   services_.metrics.open_streams().Increment();
 }
 
@@ -86,6 +95,7 @@ absl::StatusOr<std::shared_ptr<Outbox>> EngineCall::Submit(absl::StatusOr<Reques
   RF_RETURN_IF_ERROR(request.status());
   request_id_ = request->id;
   request->deadline = deadline_;
+  if (trace_) request->traceparent = trace_->Text();
   context_.AddInitialMetadata("x-request-id", request_id_);
   return services_.engine.Submit(*std::move(request), [weak = weak_from_this()] {
     if (const std::shared_ptr<EngineCall> call = weak.lock()) call->Wake();
@@ -226,6 +236,10 @@ void EngineCall::WriteLog(const absl::Status& status, double seconds) {
                            {"outcome", OutcomeName(OutcomeOf(status.code()))},
                            {"status", absl::StatusCodeToString(status.code())},
                            {"total_ms", seconds * 1e3}};
+  if (trace_) {
+    fields["trace_id"] = trace_->trace_id;
+    fields["parent_id"] = trace_->parent_id;
+  }
   absl::MutexLock lock(&mutex_);
   fields["prompt_tokens"] = usage_.prompt_tokens;
   fields["completion_tokens"] = usage_.completion_tokens;

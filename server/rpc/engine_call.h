@@ -18,6 +18,7 @@
 #include "engine/request/outbox.h"
 #include "grpcpp/server_context.h"
 #include "server/rpc/rpc_services.h"
+#include "server/trace/traceparent.h"
 
 namespace ringfill {
 
@@ -70,8 +71,9 @@ class EngineCall : public std::enable_shared_from_this<EngineCall> {
   grpc::CallbackServerContext& context_;
   const Instant arrived_;
   const std::optional<Instant> deadline_;
-  std::string request_id_;            // set before the request is submitted, then constant
-  std::shared_ptr<EngineCall> self_;  // from Start to Ended
+  const std::optional<Traceparent> trace_;  // the caller's
+  std::string request_id_;                  // set before the request is submitted, then constant
+  std::shared_ptr<EngineCall> self_;        // from Start to Ended
   std::atomic<bool> waits_in_queue_{false};
 
   mutable absl::Mutex mutex_;

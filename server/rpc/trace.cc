@@ -49,7 +49,7 @@ class TraceCall final : public Tracer::Listener,
     {
       absl::MutexLock lock(&mutex_);
       recording_ = std::move(recording);
-      json_.emplace(FirstBegin(recording_.ranks).value_or(Instant()));
+      json_.emplace(FirstBegin(recording_.ranks, recording_.requests).value_or(Instant()));
     }
     Advance();
   }
@@ -135,6 +135,10 @@ class TraceCall final : public Tracer::Listener,
       return;
     }
     std::string& part = *message_.mutable_json();
+    for (; request_ < recording_.requests.size(); ++request_) {
+      if (part.size() >= kPartBytes) return;
+      json_->Append(recording_.requests[request_], part);
+    }
     for (; rank_ < recording_.ranks.size(); ++rank_, span_ = 0) {
       const std::vector<TraceSpan>& spans = recording_.ranks[rank_];
       for (; span_ < spans.size(); ++span_) {
@@ -161,6 +165,7 @@ class TraceCall final : public Tracer::Listener,
   std::optional<TraceJson> json_ ABSL_GUARDED_BY(mutex_);  // once there is a recording
   size_t rank_ ABSL_GUARDED_BY(mutex_) = 0;                // what the next part begins with
   size_t span_ ABSL_GUARDED_BY(mutex_) = 0;
+  size_t request_ ABSL_GUARDED_BY(mutex_) = 0;
   bool json_ended_ ABSL_GUARDED_BY(mutex_) = false;
   bool summary_staged_ ABSL_GUARDED_BY(mutex_) = false;
 };

@@ -92,12 +92,14 @@ void Tracer::EndRecording() {
 
 void Tracer::TakeSpans() {
   RankSpans ranks = source_.take();
-  if (file_ != nullptr) WriteFile(ranks);
-  if (recording_) Keep(std::move(ranks));
+  std::vector<RequestSpan> requests;
+  if (source_.take_requests) requests = source_.take_requests();
+  if (file_ != nullptr) WriteFile(ranks, requests);
+  if (recording_) Keep(std::move(ranks), std::move(requests));
 }
 
-void Tracer::WriteFile(const RankSpans& ranks) {
-  const absl::Status written = file_->Append(ranks);
+void Tracer::WriteFile(const RankSpans& ranks, const std::vector<RequestSpan>& requests) {
+  const absl::Status written = file_->Append(ranks, requests);
   if (written.ok() && !file_->full()) return;
   if (written.ok()) {
     Log(LogLevel::kInfo, "the trace file is complete: it holds trace.max_spans operations",
@@ -109,7 +111,10 @@ void Tracer::WriteFile(const RankSpans& ranks) {
   if (!recording_) source_.set_tracing(false);
 }
 
-void Tracer::Keep(RankSpans ranks) {
+void Tracer::Keep(RankSpans ranks, std::vector<RequestSpan> requests) {
+  for (RequestSpan& span : requests) {
+    if (kept_.requests.size() < kMaxRecordedRequests) kept_.requests.push_back(std::move(span));
+  }
   kept_.ranks.resize(std::max(kept_.ranks.size(), ranks.size()));
   for (size_t r = 0; r < ranks.size(); ++r) {
     std::vector<TraceSpan>& spans = ranks[r];

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/mutex.h"
@@ -18,13 +19,15 @@ namespace ringfill {
 // The engine's side of it, all thread-safe.
 struct TraceSource {
   std::function<void(bool)> set_tracing;
-  std::function<bool()> busy;        // a step may be under way
-  std::function<RankSpans()> take;   // what was recorded since the last call
+  std::function<bool()> busy;       // a step may be under way
+  std::function<RankSpans()> take;  // what was recorded since the last call
+  std::function<std::vector<RequestSpan>()> take_requests = {};  // likewise; may be empty
   std::function<int64_t()> dropped;  // spans that it could not keep, since start
 };
 
 struct Recording {
   RankSpans ranks;
+  std::vector<RequestSpan> requests;
   double seconds = 0;
   int64_t spans = 0;
   int64_t dropped = 0;
@@ -35,6 +38,7 @@ class Tracer {
  public:
   // Spans kept for a client.
   static constexpr int64_t kMaxRecordedSpans = int64_t{1} << 19;
+  static constexpr size_t kMaxRecordedRequests = size_t{1} << 16;
   static constexpr Duration kPatience = std::chrono::seconds(60);
   static constexpr Duration kProgressPeriod = std::chrono::milliseconds(500);
 
@@ -65,8 +69,10 @@ class Tracer {
   enum class Notice { kNone, kProgress, kRecorded, kOverdue };
 
   void TakeSpans() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void WriteFile(const RankSpans& ranks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Keep(RankSpans ranks) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void WriteFile(const RankSpans& ranks, const std::vector<RequestSpan>& requests)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Keep(RankSpans ranks, std::vector<RequestSpan> requests)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Notice Advance(Instant now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void EndRecording() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 

@@ -132,6 +132,41 @@ TEST(TraceJsonTest, NothingIsAnEmptyArray) {
   EXPECT_EQ(FirstBegin({{}, {}}), std::nullopt);
 }
 
+RequestSpan Phase(const std::string& id, RequestPhase phase, int from_us, int to_us) {
+  RequestSpan span;
+  span.request_id = id;
+  span.phase = phase;
+  span.tokens = 7;
+  span.begin = kStart + microseconds(from_us);
+  span.end = kStart + microseconds(to_us);
+  return span;
+}
+
+TEST(TraceJsonTest, RequestsHaveRowsOfTheirOwn) {
+  TraceJson trace(kStart);
+  std::string text;
+  RequestSpan queue = Phase("a \"b\" \\ \n", RequestPhase::kQueue, -5, 10);
+  queue.traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+  trace.Append(queue, text);
+  trace.Append(Phase("other", RequestPhase::kPrefill, 10, 30), text);
+  trace.Append(0, Busy(1)[0][0], text);
+  trace.End(text);
+  const json events = json::parse(text);
+  const std::vector<json> begins = OfPhase(events, "b"), ends = OfPhase(events, "e");
+  ASSERT_EQ(begins.size(), 2u);
+  ASSERT_EQ(ends.size(), 2u);
+  EXPECT_EQ(begins[0]["name"], "queue");
+  EXPECT_EQ(begins[0]["id"], queue.request_id);
+  EXPECT_EQ(begins[0]["ts"], -5.0);
+  EXPECT_EQ(ends[0]["ts"], 10.0);
+  EXPECT_EQ(ends[0]["id"], queue.request_id);
+  EXPECT_EQ(
+      begins[0]["args"],
+      (json{{"request_id", queue.request_id}, {"tokens", 7}, {"traceparent", queue.traceparent}}));
+  EXPECT_EQ(begins[1]["args"], (json{{"request_id", "other"}, {"tokens", 7}}));
+  EXPECT_EQ(OfPhase(events, "X").size(), 1u);
+}
+
 class TraceFileTest : public ::testing::Test {
  protected:
   ~TraceFileTest() override { std::filesystem::remove(path_); }

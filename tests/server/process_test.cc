@@ -246,6 +246,41 @@ TEST(ServeTest, LogsRequestsButNeverTheirTexts) {
   EXPECT_EQ(finished, 1);
 }
 
+TEST(ServeTest, LogsNameTheCallersTrace) {
+  constexpr char kTrace[] = "0af7651916cd43dd8448eb211c80319c";
+  constexpr char kParent[] = "b7ad6b7169203331";
+  Ringfilld daemon;
+  const auto call = [&](const std::string& id, const std::vector<std::string>& traceparents) {
+    v1::GenerateRequest request = GenerateOf(TokenPrompt(20), 2);
+    request.set_request_id(id);
+    grpc::ClientContext context;
+    for (const std::string& value : traceparents) context.AddMetadata("traceparent", value);
+    const auto reader = daemon.stub().Generate(&context, request);
+    for (v1::GenerateEvent event; reader->Read(&event);) {
+    }
+    EXPECT_TRUE(reader->Finish().ok());
+  };
+  const std::string good = std::string("00-") + kTrace + "-" + kParent + "-01";
+  call("traced", {good});
+  call("none", {});
+  call("bad", {"00-00000000000000000000000000000000-b7ad6b7169203331-01"});
+  call("twice", {good, good});
+  daemon.process().Signal(SIGTERM);
+  EXPECT_EQ(daemon.process().Wait(), 0);
+  int finished = 0;
+  for (const nlohmann::json& line : LogLines(daemon.process().Errors())) {
+    if (line["message"] != "request finished") continue;
+    ++finished;
+    const bool traced = line["request_id"] == "traced";
+    EXPECT_EQ(line.contains("trace_id"), traced) << line;
+    EXPECT_EQ(line.contains("parent_id"), traced) << line;
+    if (!traced) continue;
+    EXPECT_EQ(line["trace_id"], kTrace);
+    EXPECT_EQ(line["parent_id"], kParent);
+  }
+  EXPECT_EQ(finished, 4);
+}
+
 // Streams until its call ends; returns the status.
 grpc::Status Stream(const std::string& address, int max_tokens) {
   const auto stub = TestDaemon::Connect(address);

@@ -116,6 +116,36 @@ TEST(TraceRpcTest, ShowsWhatEveryRankDid) {
   EXPECT_EQ(daemon.Metric("ringfill_requests_total", "outcome=\"ok\",rpc=\"Trace\""), 1);
 }
 
+TEST(TraceRpcTest, ShowsTheRequestsWithTheirCallersTrace) {
+  const std::string traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00";
+  TestDaemon daemon;
+  std::thread client([&] {
+    // Until the trace has begun and ended.
+    for (int i = 0; i < 200 && daemon.Metric("ringfill_requests_total", "rpc=\"Trace\"") == 0;
+         ++i) {
+      v1::GenerateRequest request = GenerateOf(TokenPrompt(300), 3);
+      request.set_request_id("mine");
+      grpc::ClientContext context;
+      context.AddMetadata("traceparent", traceparent);
+      const auto reader = daemon.stub().Generate(&context, request);
+      for (v1::GenerateEvent event; reader->Read(&event);) {
+      }
+      EXPECT_TRUE(reader->Finish().ok());
+    }
+  });
+  const Traced traced = ReadTrace(daemon.stub(), 1);
+  client.join();
+  ASSERT_TRUE(traced.status.ok());
+  std::set<std::string> phases;
+  for (const json& event : json::parse(traced.text)) {
+    if (event["ph"] != "b") continue;
+    phases.insert(event["name"].get<std::string>());
+    EXPECT_EQ(event["args"]["request_id"], "mine");
+    EXPECT_EQ(event["args"]["traceparent"], traceparent);
+  }
+  EXPECT_EQ(phases, (std::set<std::string>{"queue", "prefill", "decode"}));
+}
+
 TEST(TraceRpcTest, AnIdleDaemonGivesAnEmptyTrace) {
   TestDaemon daemon;
   const Traced traced = ReadTrace(daemon.stub(), 0.05);

@@ -106,14 +106,14 @@ void AttendRows(CpuRank& rank, const Device::AttendArgs& args) {
   const int kv_heads = rank.model.config().kv_heads;
   std::vector<const QueryTile*> tiles;
   int longest = 0;
-  int64_t pairs = 0;
+  SeenKeys seen;
   for (const QueryTile& tile : batch.tiles) {
     if (((args.stopped >> tile.chunk) & 1) != 0 || (args.only_wanted && !tile.wanted)) continue;
     RF_DCHECK(tile.tokens > 0 && tile.row + tile.tokens <= args.rows);
     tiles.push_back(&tile);
     longest = std::max(longest, tile.tokens);
     for (int t = 0; t < tile.tokens; ++t) {
-      pairs += batch.visible[static_cast<size_t>(tile.row + t)] - tile.begin;
+      seen.Add(batch.visible[static_cast<size_t>(tile.row + t)] - tile.begin);
     }
   }
   const TileAttention attention(rank, args);
@@ -130,7 +130,7 @@ void AttendRows(CpuRank& rank, const Device::AttendArgs& args) {
     const size_t tile = tiles.size() - 1 - static_cast<size_t>(i / kv_heads);
     attention.Run(thread, *tiles[tile], static_cast<int>(i % kv_heads));
   });
-  rank.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
+  rank.seen.Add(seen);
 }
 
 void MergeStates(CpuRank& rank, const std::byte* from, std::byte* into, int64_t tokens) {

@@ -50,8 +50,9 @@ absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(size_t bytes, std::string_view 
 }
 
 WorkCounters CpuDevice::TakeCounters() {
-  return {.product_rows = rank_.product_rows.exchange(0),
-          .attention_pairs = rank_.attention_pairs.exchange(0)};
+  WorkCounters out{.product_rows = rank_.product_rows.exchange(0)};
+  rank_.seen.TakeInto(out);
+  return out;
 }
 
 void CpuDevice::PoisonPages(std::vector<PageId> pages) {

@@ -53,6 +53,10 @@ class CpuModel {
   DType dtype() const { return options_.dtype; }
   CpuIsa isa() const { return options_.isa; }
   bool strict() const { return options_.strict; }
+  // The expanded layers are shared: an equal part of them.
+  size_t weight_bytes_per_rank() const {
+    return weights_.bytes() / static_cast<size_t>(options_.ranks);
+  }
   int group() const { return config().heads / config().kv_heads; }
 
  private:

@@ -4,6 +4,7 @@ namespace ringfill {
 namespace {
 
 constexpr char kPages[] = "kv pages";
+constexpr char kWeights[] = "expanded weights";
 constexpr char kTileScratch[] = "tile scratch";
 constexpr char kProductScratch[] = "product scratch";
 
@@ -22,6 +23,7 @@ CpuRank::CpuRank(CpuModel& model, int64_t pages, int thread_count, int spin_roun
       pool(model.geometry(), pages),
       team(thread_count, spin_rounds) {
   ledger->Add(kPages, static_cast<size_t>(pages) * model.geometry().PageBytes());
+  ledger->Add(kWeights, model.weight_bytes_per_rank());
   for (int t = 0; t < thread_count; ++t) {
     threads.push_back(std::make_unique<CpuThread>(model, ledger));
     ledger->Add(kTileScratch, threads.back()->tile.bytes());

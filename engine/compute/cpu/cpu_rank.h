@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/compute/batch.h"
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/compute/cpu/thread_team.h"
 #include "engine/compute/memory_ledger.h"
@@ -36,7 +37,7 @@ struct CpuRank {
   ThreadTeam team;
   std::vector<std::unique_ptr<CpuThread>> threads;  // [team.size()]
   std::atomic<int64_t> product_rows{0};
-  std::atomic<int64_t> attention_pairs{0};
+  SeenCounters seen;
 
   CpuThread& thread(int t) const { return *threads[static_cast<size_t>(t)]; }
   // Every thread's scratch for attention tiles of up to `rows` rows.

@@ -305,11 +305,11 @@ void TokenPass::Attend(int layer, const float* gathered, float* send) {
     }
   }
   NoteStateFaults(layer, send);
-  int64_t pairs = 0;
+  SeenKeys seen;
   for (size_t t = 0; t < batch_->visible.size(); ++t) {
-    pairs += batch_->visible[t] - batch_->BeginOf(t);
+    seen.Add(batch_->visible[t] - batch_->BeginOf(t));
   }
-  rank_.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
+  rank_.seen.Add(seen);
 }
 
 void TokenPass::Output(int layer, const float* gathered, float* send) {

@@ -33,7 +33,7 @@ struct ActiveTiles {
   std::vector<gpu::TokenSpan> spans;
   std::vector<int64_t> most_visible;  // [runs]
   int64_t tokens = 0;
-  int64_t pairs = 0;
+  SeenKeys seen;
 };
 
 ActiveTiles TilesOf(const Device::AttendArgs& args) {
@@ -44,7 +44,7 @@ ActiveTiles TilesOf(const Device::AttendArgs& args) {
     if (((args.stopped >> tile.chunk) & 1) != 0 || (args.only_wanted && !tile.wanted)) continue;
     RF_DCHECK(tile.tokens > 0 && tile.row + tile.tokens <= args.rows);
     const auto visible = batch.visible.begin() + static_cast<ptrdiff_t>(tile.row);
-    for (int t = 0; t < tile.tokens; ++t) out.pairs += visible[t] - tile.begin;
+    for (int t = 0; t < tile.tokens; ++t) out.seen.Add(visible[t] - tile.begin);
     const int64_t last = visible[tile.tokens - 1];
     int64_t& most = out.most_visible[static_cast<size_t>(tile.run)];
     most = std::max(most, last);
@@ -134,7 +134,7 @@ class AttendRun {
     }
     if (split.rest.empty() && split.entries.empty()) return absl::OkStatus();
     RF_RETURN_IF_ERROR(Launch(split));
-    return Report(tiles.pairs);
+    return Report(tiles.seen);
   }
 
  private:
@@ -198,9 +198,9 @@ class AttendRun {
   }
 
   // What of it the host learns when it is done.
-  absl::Status Report(int64_t pairs) {
-    const auto count = [&rank = rank_, pairs] {
-      rank.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
+  absl::Status Report(const SeenKeys& seen) {
+    const auto count = [&rank = rank_, seen] {
+      rank.seen.Add(seen);
       return absl::OkStatus();
     };
     if (args_.flags == nullptr) {

@@ -69,8 +69,9 @@ void CudaDevice::Recover() {
 }
 
 WorkCounters CudaDevice::TakeCounters() {
-  return {.product_rows = rank_->product_rows.exchange(0),
-          .attention_pairs = rank_->attention_pairs.exchange(0)};
+  WorkCounters out{.product_rows = rank_->product_rows.exchange(0)};
+  rank_->seen.TakeInto(out);
+  return out;
 }
 
 void CudaDevice::PoisonPages(std::vector<PageId> pages) {

@@ -104,7 +104,7 @@ struct CudaRank {
   CudaScratch head_rows;  // rows of the output head's input
 
   std::atomic<int64_t> product_rows{0};
-  std::atomic<int64_t> attention_pairs{0};
+  SeenCounters seen;
 
  private:
   CudaRank(const Model& model, const CudaRankOptions& options, CudaStream& stream);

@@ -230,12 +230,12 @@ absl::Status CudaTokens::Qkv(int layer, float* send) {
 absl::Status CudaTokens::Attend(int layer, const float* gathered, float* send) {
   RF_RETURN_IF_ERROR(RunStage(Stage::kStates, layer, gathered, send,
                               [&] { return LaunchAttend(layer, gathered, send); }));
-  int64_t pairs = 0;
+  SeenKeys seen;
   for (size_t t = 0; t < batch_->visible.size(); ++t) {
-    pairs += batch_->visible[t] - batch_->BeginOf(t);
+    seen.Add(batch_->visible[t] - batch_->BeginOf(t));
   }
-  rank_.stream.Then([&rank = rank_, pairs] {
-    rank.attention_pairs.fetch_add(pairs, std::memory_order_relaxed);
+  rank_.stream.Then([&rank = rank_, seen] {
+    rank.seen.Add(seen);
     return absl::OkStatus();
   });
   return absl::OkStatus();

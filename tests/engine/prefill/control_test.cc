@@ -180,7 +180,8 @@ TEST(PassResultTest, BuffersFollowTheFormula) {
   const int n = 4;
   const int64_t tokens = 1024;
   // The pool, and what is sized once for a thread.
-  const std::vector<std::string> kElsewhere = {"kv pages", "tile scratch", "product scratch",
+  const std::vector<std::string> kElsewhere = {"kv pages",          "expanded weights",
+                                               "tile scratch",      "product scratch",
                                                "attention scratch", "output head"};
   for (const RingStrategy strategy : kStrategies) {
     for (const TokenMode mode : {TokenMode::kHome, TokenMode::kDealt}) {

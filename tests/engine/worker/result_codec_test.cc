@@ -38,7 +38,15 @@ RankStepResult Result(uint32_t seed) {
   result.ring_bytes = int64_t{1} << 40;
   result.transfer_s = 0.125;
   result.round_seconds = {0.5, 0.25, static_cast<double>(random())};
-  result.work = {.product_rows = 77, .attention_pairs = static_cast<int64_t>(random())};
+  result.work = {.product_rows = 77,
+                 .attention_pairs = static_cast<int64_t>(random()),
+                 .merged_states = 78,
+                 .empty_states = 79};
+  result.comm.rounds = {1, 2, 3, 4};
+  result.comm.gather_bytes = 80;
+  result.comm.AddGatherTime(0.0002);
+  result.comm.AddGatherTime(5);
+  result.memory = {81, 82, 83, 84};
   result.stopped_mask = 4;
   result.faults = {{.entry = 1, .layer = 2, .round = -1}};
   result.vocab_begin = 20;
@@ -73,6 +81,13 @@ TEST(ResultCodecTest, RoundTrips) {
     EXPECT_EQ(got->round_seconds, result.round_seconds);
     EXPECT_EQ(got->work.product_rows, 77);
     EXPECT_EQ(got->work.attention_pairs, result.work.attention_pairs);
+    EXPECT_EQ(got->work.merged_states, 78);
+    EXPECT_EQ(got->work.empty_states, 79);
+    EXPECT_EQ(got->comm.rounds, result.comm.rounds);
+    EXPECT_EQ(got->comm.gather_bytes, 80);
+    EXPECT_EQ(got->comm.gather_times, result.comm.gather_times);
+    EXPECT_EQ(got->comm.gather_s, result.comm.gather_s);
+    EXPECT_EQ(got->memory, result.memory);
     EXPECT_EQ(got->stopped_mask, 4u);
     ASSERT_EQ(got->faults.size(), 1u);
     EXPECT_EQ(got->faults[0].entry, 1);

@@ -265,6 +265,8 @@ TEST_P(DeviceOperationsTest, CountsRowsAndPairsExactly) {
   const WorkCounters counters = device_->TakeCounters();
   EXPECT_EQ(counters.product_rows, 2 * kRows);
   EXPECT_EQ(counters.attention_pairs, 2 * kRows * (kRows + 1) / 2);
+  EXPECT_EQ(counters.merged_states, 2 * kRows);
+  EXPECT_EQ(counters.empty_states, 0);
   EXPECT_EQ(device_->TakeCounters().attention_pairs, 0);
 }
 
