@@ -7,8 +7,8 @@ namespace {
 
 // From a refusal to a prompt of millions of tokens.
 const std::vector<double>& RequestBuckets() {
-  static const auto* const buckets = new std::vector<double>{
-      0.001, 0.01, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600};
+  static const auto* const buckets =
+      new std::vector<double>{0.01, 0.1, 1, 5, 30, 60, 300, 900, 1800, 3600};
   return *buckets;
 }
 
