@@ -617,6 +617,27 @@ TEST(CudaDeviceTest, FreedPiecesThatAreTooSmallMakeALargeBuffer) {
   EXPECT_TRUE(device->Allocate(4 * kPiece, "shards").ok());
 }
 
+size_t BytesOf(const CudaDevice& device) {
+  size_t bytes = 0;
+  for (const Device::MemoryUse& use : device.Memory()) bytes += use.bytes;
+  return bytes;
+}
+
+TEST(CudaDeviceTest, AStepThatFoundNoMemoryGivesScratchBack) {
+  const PassTestModel text(GpuTinyModel(), 40), longer(GpuTinyModel(), 900);
+  const auto device = DeviceWith(text, {text.model->config().layers, true});
+  const size_t before = BytesOf(*device);
+  const std::vector<float> expected = LogitsOf(text, *device, BatchOf(text));
+  EXPECT_GT(BytesOf(*device), before);
+  cuda_emulation::LimitMemory(0, size_t{1} << 17);
+  device->BeginTokens(BatchOf(longer));
+  const absl::Status refused = device->stream().Synchronize(InTwoMinutes());
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
+  device->Recover();
+  EXPECT_EQ(BytesOf(*device), before);
+  EXPECT_EQ(LogitsOf(text, *device, BatchOf(text)), expected);
+}
+
 TEST(CudaDeviceTest, ALostDeviceGivesNoBuffers) {
   const PassTestModel text(GpuTinyModel(), 40);
   const auto device = DeviceWith(text, {text.model->config().layers, true});
