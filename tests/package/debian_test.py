@@ -247,7 +247,7 @@ class DebianPackage(unittest.TestCase):
         self.configure("drain_timeout_s: 30", "drain_timeout_s: 300")
         self.machine.run("systemctl", "restart", UNIT)
         client = self.machine.start("ringfill", "generate", "--prompt", "Once", "--max-tokens",
-                                    "8000", "--ignore-eos")
+                                    "40000", "--ignore-eos")
         deadline = time.monotonic() + 30
         while '"running":1' not in self.machine.out("ringfill", "status", "--json"):
             self.assertLess(time.monotonic(), deadline)
