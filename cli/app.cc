@@ -219,11 +219,10 @@ void AddTrace(CLI::App& app, TraceOptions& options) {
       "Do not show progress on a terminal");
   command.footer(
       "Open the file at https://ui.perfetto.dev (it stays on your machine) or in\n"
-      "chrome://tracing. Each rank is a process with two lanes: what it computed, and what it "
-      "sent\n"
-      "and received meanwhile. Click on an operation to see its layer, ring round, bytes and\n"
-      "strategy. A gap in the compute lane below a long transfer is communication that was not\n"
-      "hidden.\n"
+      "chrome://tracing. Each rank is a process with three lanes: what it computed, what it sent\n"
+      "and received meanwhile, and where it took memory. Click on an operation to see its layer,\n"
+      "ring round, bytes and strategy. A gap in the compute lane below a long transfer is\n"
+      "communication that was not hidden. Requests have rows of their own.\n"
       "Recording begins with the next step of the engine, and a step shows when it has ended; "
       "while\n"
       "none has, recording goes on for up to a minute more. An idle daemon has nothing to show,\n"

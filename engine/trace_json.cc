@@ -23,10 +23,11 @@ constexpr int kRequestsProcess = 1 << 20;  // beyond those of ranks
 // Viewers give process and thread 0 a meaning of their own, and the main thread is the one whose
 // number is its process's.
 int ProcessId(int rank) { return rank + 1; }
-int ThreadId(int rank, TraceLane lane) { return 2 * rank + static_cast<int>(lane) + 1; }
+int ThreadId(int rank, TraceLane lane) { return kTraceLanes * rank + static_cast<int>(lane) + 1; }
 
 const char* LaneName(TraceLane lane) {
-  return lane == TraceLane::kCompute ? "compute" : "communication";
+  constexpr const char* kNames[kTraceLanes] = {"compute", "communication", "memory"};
+  return kNames[static_cast<size_t>(lane)];
 }
 
 // Operations that belong to one way for ranks to meet each other's KV.
@@ -110,7 +111,7 @@ void TraceJson::Append(int rank, const TraceSpan& span, std::string& out) {
     const int first = ThreadId(rank, TraceLane::kCompute);
     name("process_name", first, absl::StrCat("\"name\":\"rank ", rank, "\""));
     name("process_sort_index", first, absl::StrCat("\"sort_index\":", rank));
-    for (const TraceLane lane : {TraceLane::kCompute, TraceLane::kComm}) {
+    for (const TraceLane lane : {TraceLane::kCompute, TraceLane::kComm, TraceLane::kMemory}) {
       const int thread = ThreadId(rank, lane);
       name("thread_name", thread, absl::StrCat("\"name\":\"", LaneName(lane), "\""));
       name("thread_sort_index", thread, absl::StrCat("\"sort_index\":", static_cast<int>(lane)));

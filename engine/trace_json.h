@@ -1,5 +1,5 @@
 // What the ranks did, as JSON that ui.perfetto.dev and chrome://tracing show: each rank is a
-// process with two threads, "compute" and "communication".
+// process with three threads, "compute", "communication" and "memory".
 //
 // Requests are one more process, with a row for each in which its phases follow each other.
 //

@@ -24,8 +24,9 @@ enum class OpKind : uint8_t {
   kTokenEnd,
   kExchange,   // on the communication lane
   kAllGather,  // likewise
+  kAllocate,   // a buffer of the device, on the memory lane
 };
-inline constexpr int kOpKinds = 17;
+inline constexpr int kOpKinds = 18;
 std::string_view OpKindName(OpKind kind);  // "attend"
 
 // How the sharded chunks of a step meet each other's KV.
@@ -43,7 +44,7 @@ struct OpLabel {
   int layer = -1;  // -1: none
   int round = -1;  // -1: none
   RingStrategy strategy = RingStrategy::kPassKv;
-  int64_t bytes = 0;  // moved
+  int64_t bytes = 0;  // moved, or allocated
 };
 
 }  // namespace ringfill

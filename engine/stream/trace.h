@@ -11,7 +11,8 @@
 
 namespace ringfill {
 
-enum class TraceLane : uint8_t { kCompute, kComm };
+enum class TraceLane : uint8_t { kCompute, kComm, kMemory };
+inline constexpr int kTraceLanes = 3;
 
 struct TraceSpan {
   OpLabel label;
@@ -19,7 +20,7 @@ struct TraceSpan {
   Instant begin, end;
 };
 
-// Thread-safe: the two lanes of one rank add to it. Costs one atomic read while it is off.
+// Thread-safe: the lanes of one rank add to it. Costs one atomic read while it is off.
 class TraceBuffer {
  public:
   explicit TraceBuffer(size_t capacity = 1 << 16) : capacity_(capacity) {}

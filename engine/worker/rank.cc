@@ -70,6 +70,7 @@ std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
     // An eighth more than before, so that a prompt that grows step by step seldom moves it.
     const size_t wanted = std::max({bytes, buffer.size() + buffer.size() / 8, kMinBufferBytes});
     buffer = DeviceBuffer();
+    const Instant begin = options_.clock->Now();
     absl::StatusOr<DeviceBuffer> taken = device_.Allocate(wanted, name);
     if (absl::IsResourceExhausted(taken.status()) && wanted > bytes) {
       taken = device_.Allocate(bytes, name);
@@ -79,6 +80,10 @@ std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
       return nullptr;
     }
     buffer = *std::move(taken);
+    device_.trace().Add({{.kind = OpKind::kAllocate, .bytes = static_cast<int64_t>(buffer.size())},
+                         TraceLane::kMemory,
+                         begin,
+                         options_.clock->Now()});
   }
   return buffer.data();
 }

@@ -12,7 +12,6 @@ namespace {
 constexpr size_t kScoreBytes = sizeof(int32_t) + sizeof(int64_t) + sizeof(float);
 constexpr size_t kFaultBytes = 3 * sizeof(int32_t);
 constexpr size_t kTraceBytes = 3 + 2 * sizeof(int32_t) + 3 * sizeof(int64_t);
-constexpr int kTraceLanes = 2;
 
 int64_t Nanoseconds(Instant instant) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(instant.time_since_epoch()).count();

@@ -83,7 +83,7 @@ TEST(TraceJsonTest, GivesEachSpanItsPlaceTimeAndArguments) {
   const json attend = {
       {"name", "attend"}, {"cat", "compute"},
       {"ph", "X"},        {"pid", 2},
-      {"tid", 3},         {"ts", 103.0},
+      {"tid", 4},         {"ts", 103.0},
       {"dur", 50.001},    {"args", {{"layer", 1}, {"round", 1}, {"strategy", "pass-q"}}}};
   EXPECT_EQ(spans[7], attend);
 }
@@ -99,7 +99,7 @@ TEST(TraceJsonTest, NamesEveryRankAndLaneOnce) {
   EXPECT_EQ(names.size(), 4u);
   EXPECT_THAT((names[{1, "process_name"}]), testing::ElementsAre("rank 0"));
   EXPECT_THAT((names[{2, "process_name"}]), testing::ElementsAre("rank 1"));
-  EXPECT_THAT((names[{2, "thread_name"}]), testing::ElementsAre("compute", "communication"));
+  EXPECT_THAT((names[{2, "thread_name"}]), testing::ElementsAre("compute", "communication", "memory"));
 }
 
 TEST(TraceJsonTest, LanesAreThreadsOfTheirOwn) {
@@ -186,7 +186,7 @@ TEST_F(TraceFileTest, IsWholeAfterEachAppend) {
   for (int batch = 1; batch <= 3; ++batch) {
     ASSERT_TRUE(file->Append(Busy(2)).ok());
     EXPECT_EQ(OfPhase(Contents(), "X").size(), 8u * batch);
-    EXPECT_EQ(OfPhase(Contents(), "M").size(), 12u) << "names come once";
+    EXPECT_EQ(OfPhase(Contents(), "M").size(), 16u) << "names come once";
     ASSERT_TRUE(file->Append({}).ok());
   }
   EXPECT_EQ(file->spans(), 24);

@@ -51,6 +51,35 @@ TEST_P(ControlTest, AStopThatOneRankSeesStopsTheChunkOnAllAndNoOther) {
   }
 }
 
+TEST_P(ControlTest, ATraceShowsOperationsTransfersAndTheMemoryTaken) {
+  const PassTestModel& text = DeepText();
+  RingHarness ring(text.model, {.ranks = 2});
+  const auto& prompt = ring.AddSequence(text.Prefix(130), SnakeSpec(2, kPage));
+  for (int r = 0; r < 2; ++r) {
+    TraceBuffer& trace = ring.rank(r).device().trace();
+    ring.rank(r).comm().TraceTo(&trace);
+    trace.Enable(true);
+  }
+  for (const bool warm : {false, true}) {
+    StepPlan plan = ring.NewPlan();
+    ring.AddChunk(plan, prompt, {{0, 130}}, TokenMode::kHome, GetParam());
+    const auto results = ring.Run(plan);
+    for (int r = 0; r < 2; ++r) {
+      int64_t taken = 0;
+      std::map<TraceLane, int> spans;
+      for (const TraceSpan& span : results[static_cast<size_t>(r)].trace) {
+        ++spans[span.lane];
+        EXPECT_EQ(span.label.kind == OpKind::kAllocate, span.lane == TraceLane::kMemory);
+        if (span.lane == TraceLane::kMemory) taken += span.label.bytes;
+      }
+      EXPECT_GT(spans[TraceLane::kCompute], kLayers);
+      EXPECT_GE(spans[TraceLane::kComm], kLayers);
+      const MemoryBytes memory = ring.rank(r).Memory();
+      EXPECT_EQ(taken, warm ? 0 : memory[static_cast<size_t>(MemoryPool::kBuffers)]);
+    }
+  }
+}
+
 TEST_P(ControlTest, APassEndsEarlyWhenAllIsStopped) {
   const PassTestModel& text = DeepText();
   for (const int n : {1, 3}) {
