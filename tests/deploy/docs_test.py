@@ -25,12 +25,17 @@ def run(*arguments):
 class Commands(unittest.TestCase):
     def check_helm(self, arguments):
         if arguments[1] not in ("install", "upgrade"):
-            self.assertIn(arguments[1], ("test", "rollback"))
+            self.assertIn(arguments[1], ("test", "rollback", "history"))
+            known = run(chart.HELM, *arguments[1:], "--help").stdout
+            for flag in re.findall(r"--[\w-]+", " ".join(arguments)):
+                self.assertIn(flag, known)
             return
         extra = []
-        if "--reuse-values" in arguments:
-            arguments.remove("--reuse-values")
-            extra = ["--set", "model.pvc.claimName=models"]
+        for flag in ("--reuse-values", "--reset-then-reuse-values"):
+            if flag in arguments:
+                arguments.remove(flag)
+                self.assertIn(flag, run(chart.HELM, "upgrade", "--help").stdout)
+                extra = ["--set", "model.pvc.claimName=models"]
         result = run(chart.HELM, "template", *arguments[2:], *extra, "--kube-version", chart.NEWEST)
         self.assertEqual(result.returncode, 0, result.stderr)
 

@@ -119,28 +119,6 @@ class Alerts(unittest.TestCase):
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
 
 
-class Links(unittest.TestCase):
-    def test_lead_to_sections(self):
-        for path in (ROOT / "docs/RUNBOOKS.md", ROOT / "docs/metrics.md"):
-            text = path.read_text(encoding="utf-8")
-            for page, anchor in re.findall(r"\]\(([\w.]*)#?([\w-]*)\)", text):
-                target = path.parent / page if page else path
-                self.assertTrue(target.is_file(), f"{path.name}: {page}")
-                self.assertTrue(not anchor or anchor in anchors(target), f"{path.name}: {page}#{anchor}")
-
-    def test_settings_of_runbooks_exist(self):
-        keys = set()
-        section = ""
-        for line in (ROOT / "config/default.yaml").read_text(encoding="utf-8").splitlines():
-            if match := re.fullmatch(r"(\w+):", line):
-                section = match[1]
-            elif match := re.match(r"  (\w+):", line):
-                keys.add(f"{section}.{match[1]}")
-        named = re.findall(r"`([a-z]+\.[a-z_]+)(?:: \w+)?`", (ROOT / "docs/RUNBOOKS.md").read_text(encoding="utf-8"))
-        self.assertTrue(named)
-        self.assertEqual(set(named) - keys - {"metrics.md"}, set())
-
-
 if __name__ == "__main__":
     expressions.need("promtool")
     unittest.main(verbosity=2)

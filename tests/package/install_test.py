@@ -31,7 +31,7 @@ FILES = {
         "usr/share/doc/ringfill/README.md",
         "usr/share/doc/ringfill/examples/default.yaml",
         "usr/share/doc/ringfill/examples/nvidia.conf",
-        *(f"usr/share/doc/ringfill/{path.name}" for path in (SOURCE_DIR / "docs").glob("*.md")),
+        *(f"usr/share/doc/ringfill/docs/{path.name}" for path in (SOURCE_DIR / "docs").glob("*.md")),
     },
 }
 

@@ -1,12 +1,20 @@
 // How the memory of a GPU is dealt out, and what is said when it does not suffice.
 #include "engine/compute/cuda/memory_plan.h"
 
+#include <filesystem>
+#include <fstream>
 #include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "engine/compute/cuda/workspace.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/testing/gguf_writer.h"
 #include "tests/testing/load_model.h"
+#include "tests/testing/test_files.h"
 #include "tests/testing/tiny_model.h"
 
 namespace ringfill {
@@ -112,6 +120,72 @@ TEST_F(MemoryPlanTest, WhatDoesNotFitIsToldWithTheNumbers) {
   options_.max_context_tokens = 0;
   options_.kv_memory_bytes = int64_t{1} << 40;
   EXPECT_THAT(Refused(scratch_ + (size_t{1} << 30)), HasSubstr("kv.memory_bytes"));
+}
+
+// A model of this shape in Q8_0 without its weights: the embedding and all other tensors are holes
+// of a file, which begin at two places, since an output head at the embedding's place would be
+// tied.
+std::shared_ptr<const Model> HollowModel(const TinyModelOptions& o) {
+  GgufWriter writer;
+  AddTinyMetadata(o, writer);
+  const auto add = [&writer](const std::string& name, int rows, int cols, size_t bytes = 0) {
+    const uint32_t type = GetWeightTypeInfo(WeightType::kQ8_0).gguf_id;
+    writer.AddTensor(name, {static_cast<uint64_t>(cols), static_cast<uint64_t>(rows)}, type,
+                     std::vector<std::byte>(bytes));
+  };
+  const auto add_norm = [&](const std::string& name) {
+    writer.AddTensor(name, {static_cast<uint64_t>(o.width)}, 0, {});
+  };
+  const int q = o.heads * o.head_dim, kv = o.kv_heads * o.head_dim;
+  add("token_embd.weight", o.vocab, o.width, 32);
+  if (!o.tied) add("output.weight", o.vocab, o.width);
+  add_norm("output_norm.weight");
+  for (int l = 0; l < o.layers; ++l) {
+    const std::string layer = absl::StrCat("blk.", l, ".");
+    for (const char* norm : {"attn_norm.weight", "ffn_norm.weight"}) add_norm(layer + norm);
+    add(layer + "attn_q.weight", q, o.width);
+    add(layer + "attn_k.weight", kv, o.width);
+    add(layer + "attn_v.weight", kv, o.width);
+    add(layer + "attn_output.weight", o.width, q);
+    add(layer + "ffn_gate.weight", o.ffn_width, o.width);
+    add(layer + "ffn_up.weight", o.ffn_width, o.width);
+    add(layer + "ffn_down.weight", o.width, o.ffn_width);
+  }
+  const std::string path = testing::TempDir() + "hollow.gguf";
+  const std::vector<std::byte> bytes = writer.Build();
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<ptrdiff_t>(bytes.size()));
+  std::filesystem::resize_file(path, uintmax_t{2} << 30);
+  std::shared_ptr<const Model> model = LoadModelOrDie(path);
+  std::filesystem::remove(path);
+  return model;
+}
+
+// tools/write_sizing.py works the tables of docs/SIZING.md out by the same formula.
+TEST(SizingDocumentTest, ItsGpuPlansAreTheEngines) {
+  std::istringstream lines(ReadTestData("gpu_memory_plans.txt"));
+  int count = 0;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with('#')) continue;
+    SCOPED_TRACE(line);
+    std::istringstream in(line);
+    TinyModelOptions shape;
+    CudaMemoryOptions options;
+    CudaMemoryPlan wanted;
+    options.gather_bytes = size_t{256} << 20;
+    in >> shape.layers >> shape.width >> shape.heads >> shape.kv_heads >> shape.head_dim >>
+        shape.ffn_width >> shape.vocab >> shape.tied >> options.free_bytes >> options.ranks >>
+        wanted.weight_bytes >> wanted.workspace_bytes >> wanted.library_bytes >> wanted.pages;
+    ASSERT_FALSE(in.fail());
+    const auto plan = PlanCudaMemory(*HollowModel(shape), options);
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    EXPECT_EQ(plan->weight_bytes, wanted.weight_bytes);
+    EXPECT_EQ(plan->workspace_bytes, wanted.workspace_bytes);
+    EXPECT_EQ(plan->library_bytes, wanted.library_bytes);
+    EXPECT_EQ(plan->pages, wanted.pages);
+    ++count;
+  }
+  EXPECT_GT(count, 40);
 }
 
 }  // namespace
