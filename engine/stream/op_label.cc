@@ -4,8 +4,8 @@ namespace ringfill {
 namespace {
 
 constexpr std::string_view kOpKindNames[kOpKinds] = {
-    "embed",        "layers",    "copy kv",   "store kv", "header",    "attend",
-    "merge",        "hidden",    "score",     "logits",   "token qkv", "token attend",
+    "embed",        "layers",    "copy kv",   "store kv", "header",     "attend",
+    "merge",        "hidden",    "score",     "logits",   "token qkv",  "token attend",
     "token output", "token ffn", "token end", "exchange", "all-gather", "allocate"};
 constexpr std::string_view kStrategyNames[kRingStrategies] = {"pass-kv", "gather-kv", "pass-q",
                                                               "ordered"};

@@ -99,7 +99,8 @@ TEST(TraceJsonTest, NamesEveryRankAndLaneOnce) {
   EXPECT_EQ(names.size(), 4u);
   EXPECT_THAT((names[{1, "process_name"}]), testing::ElementsAre("rank 0"));
   EXPECT_THAT((names[{2, "process_name"}]), testing::ElementsAre("rank 1"));
-  EXPECT_THAT((names[{2, "thread_name"}]), testing::ElementsAre("compute", "communication", "memory"));
+  EXPECT_THAT((names[{2, "thread_name"}]),
+              testing::ElementsAre("compute", "communication", "memory"));
 }
 
 TEST(TraceJsonTest, LanesAreThreadsOfTheirOwn) {
