@@ -267,6 +267,10 @@ void Engine::RefreshGauges() const { impl_->leader().RefreshGauges(); }
 void Engine::SetTracing(bool on) { impl_->leader().RequestTrace(on); }
 std::vector<std::vector<TraceSpan>> Engine::TakeTrace() { return impl_->leader().TakeTrace(); }
 std::vector<RequestSpan> Engine::TakeRequestSpans() { return impl_->leader().TakeRequestSpans(); }
+
+std::vector<RequestSpan> Engine::OpenRequestSpans(Instant now) const {
+  return impl_->leader().OpenRequestSpans(now);
+}
 const EngineInfo& Engine::info() const { return impl_->info(); }
 const Model& Engine::model() const { return impl_->model(); }
 const Tokenizer& Engine::tokenizer() const { return impl_->tokenizer(); }

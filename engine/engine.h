@@ -65,6 +65,8 @@ class Engine {
   std::vector<std::vector<TraceSpan>> TakeTrace();
   // Likewise the phases of requests that ended.
   std::vector<RequestSpan> TakeRequestSpans();
+  // The phase that every request is in, which is open, with `now` as its end.
+  std::vector<RequestSpan> OpenRequestSpans(Instant now) const;
   const EngineInfo& info() const;
   const Model& model() const;
   const Tokenizer& tokenizer() const;

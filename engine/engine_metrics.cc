@@ -6,27 +6,23 @@
 namespace ringfill {
 namespace {
 
-// Long prompts take minutes: buckets reach an hour.
-const std::vector<double> kTtftBuckets = {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1,    2.5,  5,   10,
-                                          20,   40,    60,   120, 300,  600, 1200, 2400, 3600};
-const std::vector<double> kInterTokenBuckets = {0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.08, 0.15,
-                                                0.3,   0.6,    1.2,   2.5,  5,    10,   30,   60};
+// Few buckets, fitted to long prompts: all series of eight ranks together stay below 500.
+const std::vector<double> kTtftBuckets = {0.1, 0.5, 2.5, 5,   10,   20,   40,
+                                          60,  120, 300, 600, 1200, 2400, 3600};
+const std::vector<double> kInterTokenBuckets = {0.005, 0.01, 0.02, 0.04, 0.08,
+                                                0.15,  0.3,  0.6,  2.5,  10};
 // Phases of a request: from an idle daemon to a prompt of millions of tokens on CPUs.
-const std::vector<double> kPhaseBuckets = {0.01, 0.1, 0.5, 1,    5,    15,   60,
-                                           150,  300, 600, 1800, 3600, 14400};
-const std::vector<double> kPromptBuckets = {16,      64,      256,     1024,    4096,   8192,
-                                            16384,   32768,   65536,   131072,  262144, 524288,
-                                            1048576, 2097152, 4194304, 10000000};
-const std::vector<double> kGeneratedBuckets = {0, 1, 16, 64, 256, 1024, 4096, 16384, 65536};
-const std::vector<double> kStepBuckets = {0.003, 0.01, 0.03, 0.1, 0.3, 1, 10, 60, 600};
-const std::vector<double> kStepTokenBuckets = {16,   64,   256,  512,   1024,
-                                               2048, 4096, 8192, 32768, 131072};
-const std::vector<double> kStepDecodeBuckets = {1, 2, 4, 8, 16, 32, 64, 128, 256};
-const std::vector<double> kRoundBuckets = {0.00001, 0.00003, 0.0001, 0.0003, 0.001, 0.003, 0.01,
-                                           0.03,    0.1,     0.3,    1,      3,     10,    30};
-const std::vector<double> kPredictionBuckets = {0.25, 0.5,  0.7, 0.8, 0.9, 0.95, 1.05,
-                                                1.1,  1.25, 1.5, 2,   4,   10};
-const std::vector<double> kImbalanceBuckets = {1.01, 1.03, 1.05, 1.1, 1.2, 1.5, 2, 4, 8, 64};
+const std::vector<double> kPhaseBuckets = {0.1, 1, 5, 15, 60, 300, 600, 1800, 3600};
+const std::vector<double> kPromptBuckets = {1024,   4096,   16384,   65536,  131072,
+                                            262144, 524288, 1048576, 4194304};
+const std::vector<double> kGeneratedBuckets = {1, 16, 64, 256, 1024, 4096, 16384};
+const std::vector<double> kStepBuckets = {0.01, 0.03, 0.1, 0.3, 1, 10, 60};
+const std::vector<double> kStepTokenBuckets = {64, 256, 512, 1024, 2048, 4096, 8192, 32768};
+const std::vector<double> kStepDecodeBuckets = {1, 2, 4, 8, 16, 32, 64};
+const std::vector<double> kRoundBuckets = {0.00003, 0.0001, 0.0003, 0.001, 0.003,
+                                           0.01,    0.03,   0.1,    1,     10};
+const std::vector<double> kPredictionBuckets = {0.25, 0.5, 0.8, 0.9, 0.95, 1.05, 1.1, 1.25, 2, 4};
+const std::vector<double> kImbalanceBuckets = {1.01, 1.03, 1.05, 1.1, 1.25, 1.5, 2, 4};
 
 }  // namespace
 

@@ -124,7 +124,8 @@ absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, Engine
         absl::StrCat("kv.memory_bytes is ", o.kv_memory_bytes, "; one page on each of ", o.ranks,
                      " ranks takes ", page_bytes * o.ranks, " bytes"));
   }
-  if (info.kv_bytes > UsableMemory() || pages_per_rank > std::numeric_limits<PageId>::max()) {
+  if ((!o.workers_elsewhere && info.kv_bytes > UsableMemory()) ||
+      pages_per_rank > std::numeric_limits<PageId>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("kv.memory_bytes is ", info.kv_bytes,
                                                    ", this process may have ", UsableMemory(),
                                                    " bytes"));

@@ -61,7 +61,7 @@ struct EngineOptions {
   size_t gather_bytes = size_t{256} << 20;  // most that gather-KV may hold of one layer on a rank
 
   int64_t kv_memory_bytes = 0;          // over all ranks; 0: room for four full contexts, at most a
-                                        // quarter of the machine's memory
+                                        // quarter of the memory (base/machine.h)
   int64_t decode_reserve_tokens = 256;  // reserved beyond the prompt at admission
   int64_t chunk_tokens = 2048;          // prompt tokens a step, over all ranks
   int64_t max_context_tokens = 0;       // 0: the model's trained context
@@ -77,7 +77,9 @@ struct EngineOptions {
   int64_t plan_log_max_bytes = int64_t{1} << 30;
 
   WorkersFactory workers;  // empty: ranks are threads of this process
-  StepFault fault;         // for tests of failure, with ranks as threads
+  // They are started by others, where they check the memory of their own.
+  bool workers_elsewhere = false;
+  StepFault fault;  // for tests of failure, with ranks as threads
 };
 
 // What the engine settled on, for logs and GetStatus.

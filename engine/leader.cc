@@ -82,6 +82,16 @@ std::vector<RequestSpan> Leader::TakeRequestSpans() {
   return std::exchange(request_spans_, {});
 }
 
+std::vector<RequestSpan> Leader::OpenRequestSpans(Instant now) const {
+  std::vector<RequestSpan> out;
+  MutexLock lock(&mutex_);
+  for (const auto& [id, span] : open_phases_) {
+    out.push_back(span);
+    out.back().end = now;
+  }
+  return out;
+}
+
 void Leader::Loop() {
   // Looked at now and then, so that a rank that is lost or comes back while nothing runs shows.
   auto next_look = [] { return std::chrono::steady_clock::now() + kIdleLook; };
@@ -119,6 +129,8 @@ void Leader::TakeInbox() {
     spec.document_starts = request.document_starts;
     spec.max_new_tokens = arrival.generation->max_tokens();
     spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
+    OpenPhase(arrival.id, *arrival.generation, RequestPhase::kQueue,
+              arrival.generation->submitted());
     active_.emplace(arrival.id, std::move(arrival.generation));
     // The ring may have shrunk since the request was let in.
     const auto tokens = static_cast<int64_t>(spec.prompt.size());
@@ -133,6 +145,7 @@ void Leader::TakeInbox() {
 void Leader::EndUnqueued(SequenceId id, const absl::Status& status) {
   active_.at(id)->Fail(status);
   active_.erase(id);
+  ForgetPhase(id);
   p_.inbox.NoteEnded(true);
 }
 
@@ -168,6 +181,7 @@ void Leader::AdmitQueued() {
     Generation& generation = *active_.at(id);
     if (generation.NoteStarted(now)) {
       KeepPhase(generation, RequestPhase::kQueue, generation.submitted(), now);
+      OpenPhase(id, generation, RequestPhase::kPrefill, now);
       p_.metrics.AddAdmitted(generation.queue_s(), generation.request().prompt.size());
     }
   }
@@ -223,6 +237,7 @@ void Leader::Forget(SequenceId id) {
   const int64_t queued_before = p_.scheduler.queued();
   p_.scheduler.Remove(id);
   active_.erase(id);
+  ForgetPhase(id);
   Publish();
   p_.inbox.NoteEnded(p_.scheduler.queued() != queued_before);
 }

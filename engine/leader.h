@@ -53,6 +53,8 @@ class Leader {
   void RequestTrace(bool on) { trace_wanted_.store(on); }
   std::vector<std::vector<TraceSpan>> TakeTrace();
   std::vector<RequestSpan> TakeRequestSpans();
+  // The phase that every request is in, with `now` as its end.
+  std::vector<RequestSpan> OpenRequestSpans(Instant now) const;
   // Sets the gauges that move while a step runs: the queue, ages. Thread-safe.
   void RefreshGauges() const;
   // The time without work does not count as standing still. Both thread-safe.
@@ -84,6 +86,9 @@ class Leader {
   void Execute(StepPlan plan);
   void ReportLayer(const StepPlan& plan, int layers_done);
   void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
+  // Of the timeline: the phase in which a request now is, and one that has ended.
+  void ForgetPhase(SequenceId id);
+  void OpenPhase(SequenceId id, const Generation& generation, RequestPhase phase, Instant begin);
   void KeepPhase(const Generation& generation, RequestPhase phase, std::optional<Instant> begin,
                  std::optional<Instant> end);
   void NoteNonFinite(NonFiniteStage stage, const nlohmann::json& fields);
@@ -136,6 +141,7 @@ class Leader {
   EngineStatus status_ ABSL_GUARDED_BY(mutex_);
   std::vector<std::vector<TraceSpan>> spans_ ABSL_GUARDED_BY(mutex_);  // [ranks]
   std::vector<RequestSpan> request_spans_ ABSL_GUARDED_BY(mutex_);
+  std::map<SequenceId, RequestSpan> open_phases_ ABSL_GUARDED_BY(mutex_);  // their ends not set
 
   std::thread thread_;  // last
 };

@@ -176,13 +176,35 @@ void Leader::KeepSpans(const std::vector<RankStepResult>& results) {
   }
 }
 
+void Leader::OpenPhase(SequenceId id, const Generation& generation, RequestPhase phase,
+                       Instant begin) {
+  const Request& request = generation.request();
+  const auto prompt = static_cast<int64_t>(request.prompt.size());
+  MutexLock lock(&mutex_);
+  open_phases_[id] = {.request_id = request.id,
+                      .traceparent = request.traceparent,
+                      .phase = phase,
+                      .tokens = phase == RequestPhase::kDecode ? 0 : prompt,
+                      .begin = begin,
+                      .end = begin,
+                      .open = true};
+}
+
+void Leader::ForgetPhase(SequenceId id) {
+  MutexLock lock(&mutex_);
+  open_phases_.erase(id);
+}
+
 // Of requests that nobody takes in time, the first stay.
 void Leader::KeepPhase(const Generation& generation, RequestPhase phase,
                        std::optional<Instant> begin, std::optional<Instant> end) {
   if (!trace_wanted_.load() || !begin.has_value() || !end.has_value()) return;
   const auto prompt = static_cast<int64_t>(generation.request().prompt.size());
   MutexLock lock(&mutex_);
-  if (request_spans_.size() >= kMaxRequestSpans) return;
+  if (request_spans_.size() >= kMaxRequestSpans) {
+    ++status_.trace_dropped;
+    return;
+  }
   request_spans_.push_back({generation.request().id, generation.request().traceparent, phase,
                             phase == RequestPhase::kDecode ? generation.generated() : prompt,
                             *begin, *end});
@@ -284,6 +306,7 @@ void Leader::HandlePrefilled(const StepPlan& plan) {
     Generation& generation = *it->second;
     generation.NotePrefilled(now);
     KeepPhase(generation, RequestPhase::kPrefill, generation.started(), now);
+    OpenPhase(chunk.sequence, generation, RequestPhase::kDecode, now);
     p_.metrics.prefill_time_s.Observe(generation.prefill_s());
     if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
   }

@@ -1,6 +1,7 @@
 #include "engine/trace_json.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@ namespace {
 
 constexpr size_t kWriteBytes = size_t{1} << 20;
 constexpr std::string_view kNoSpans = "[\n]\n";
+constexpr std::string_view kTraceBegin = "[\n";
 constexpr std::string_view kEnd = "\n]\n";
 constexpr int kRequestsProcess = 1 << 20;  // beyond those of ranks
 
@@ -77,6 +79,16 @@ std::string Quoted(std::string_view text) {
     }
   }
   return out + '"';
+}
+
+// A device, an empty file, or one that begins as traces do: what else is there, such as the model,
+// is not written over.
+bool MayBeTrace(int fd, mode_t mode) {
+  if (!S_ISREG(mode)) return S_ISCHR(mode);
+  char first[kTraceBegin.size()];
+  const ssize_t read = pread(fd, first, sizeof(first), 0);
+  return read == 0 || (read == static_cast<ssize_t>(sizeof(first)) &&
+                       std::string_view(first, sizeof(first)) == kTraceBegin);
 }
 
 absl::string_view Piece(std::string_view text) { return {text.data(), text.size()}; }
@@ -156,6 +168,7 @@ void TraceJson::Append(const RequestSpan& span, std::string& out) {
   };
   event('b', span.begin);
   absl::StrAppend(&out, ",\"args\":{\"request_id\":", id, ",\"tokens\":", span.tokens);
+  if (span.open) out += ",\"unfinished\":true";
   if (!span.traceparent.empty()) {
     absl::StrAppend(&out, ",\"traceparent\":", Quoted(span.traceparent));
   }
@@ -168,14 +181,23 @@ void TraceJson::End(std::string& out) { out += empty_ ? kNoSpans : kEnd; }
 
 absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& path,
                                                              int64_t max_spans) {
-  // For this user alone, since it names requests. O_NONBLOCK: a named pipe that nobody reads is an
-  // error, and no wait for a reader.
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0600);
-  if (fd < 0) {
+  const auto refused = [&] {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));
-  }
+  };
+  // For this user alone, since it names requests. O_NONBLOCK: a named pipe that nobody reads is an
+  // error, and no wait for a reader.
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NONBLOCK, 0600);
+  if (fd < 0) return refused();
   std::unique_ptr<TraceFile> file(new TraceFile(path, fd, max_spans));
+  struct stat info;
+  if (fstat(fd, &info) != 0) return refused();
+  if (!MayBeTrace(fd, info.st_mode)) {
+    return absl::InvalidArgumentError(absl::StrCat(path, " is there and is no trace"));
+  }
+  if (S_ISREG(info.st_mode) && (fchmod(fd, S_IRUSR | S_IWUSR) != 0 || ftruncate(fd, 0) != 0)) {
+    return refused();
+  }
   std::string nothing;
   if (const absl::Status written = file->Write(nothing); !written.ok()) {
     return absl::InvalidArgumentError(written.message());

@@ -53,7 +53,8 @@ class TraceJson {
 // the file is whole. Not thread-safe.
 class TraceFile {
  public:
-  // Overwrites the file. INVALID_ARGUMENT with the path when it cannot be written.
+  // Overwrites a trace that is there. INVALID_ARGUMENT with the path when there is another file, or
+  // it cannot be written.
   static absl::StatusOr<std::unique_ptr<TraceFile>> Create(const std::string& path,
                                                            int64_t max_spans);
   ~TraceFile();

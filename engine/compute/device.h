@@ -24,6 +24,7 @@
 
 #include "base/status.h"
 #include "engine/compute/batch.h"
+#include "engine/compute/memory_pool.h"
 #include "engine/model/token_id.h"
 #include "engine/stream/op_label.h"
 #include "engine/stream/round_header.h"
@@ -70,11 +71,12 @@ class Device {
  public:
   virtual ~Device() = default;
 
-  // `what` names the buffer in Memory(). RESOURCE_EXHAUSTED when the device has no such memory,
-  // now; another error from one that is lost.
+  // `what` names the buffer in Memory(), in the pool kBuffers. RESOURCE_EXHAUSTED when the device
+  // has no such memory, now; another error from one that is lost.
   virtual absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what) = 0;
   struct MemoryUse {
     std::string what;
+    MemoryPool pool;
     size_t bytes;  // now, summed over buffers of that name
     size_t peak_bytes;
   };

@@ -11,28 +11,29 @@ constexpr size_t kLeastBytes = 4096;
 
 }  // namespace
 
-MemoryLedger::Use& MemoryLedger::Find(std::string_view what) {
+MemoryLedger::Use& MemoryLedger::Find(MemoryPool pool, std::string_view what) {
   const auto it = uses_.find(what);
-  return it != uses_.end() ? it->second : uses_[std::string(what)];
+  return it != uses_.end() ? it->second : uses_.emplace(what, Use{pool}).first->second;
 }
 
-void MemoryLedger::Add(std::string_view what, size_t bytes) {
+void MemoryLedger::Add(MemoryPool pool, std::string_view what, size_t bytes) {
   MutexLock lock(&mutex_);
-  Use& use = Find(what);
+  Use& use = Find(pool, what);
   use.bytes += bytes;
   use.peak = std::max(use.peak, use.bytes);
 }
 
 void MemoryLedger::Remove(std::string_view what, size_t bytes) {
   MutexLock lock(&mutex_);
-  Use& use = Find(what);
-  RF_CHECK(use.bytes >= bytes);
-  use.bytes -= bytes;
+  const auto it = uses_.find(what);
+  if (it == uses_.end() && bytes == 0) return;
+  RF_CHECK(it != uses_.end() && it->second.bytes >= bytes);
+  it->second.bytes -= bytes;
 }
 
-void MemoryLedger::Set(std::string_view what, size_t bytes) {
+void MemoryLedger::Set(MemoryPool pool, std::string_view what, size_t bytes) {
   MutexLock lock(&mutex_);
-  Use& use = Find(what);
+  Use& use = Find(pool, what);
   use.bytes = bytes;
   use.peak = std::max(use.peak, bytes);
 }
@@ -40,7 +41,7 @@ void MemoryLedger::Set(std::string_view what, size_t bytes) {
 std::vector<Device::MemoryUse> MemoryLedger::Uses() const {
   MutexLock lock(&mutex_);
   std::vector<Device::MemoryUse> out;
-  for (const auto& [what, use] : uses_) out.push_back({what, use.bytes, use.peak});
+  for (const auto& [what, use] : uses_) out.push_back({what, use.pool, use.bytes, use.peak});
   return out;
 }
 
@@ -53,7 +54,7 @@ void LedgerBuffer::Reserve(size_t bytes) {
   ledger_->Remove(what_, buffer_.size());
   buffer_ = AlignedBuffer();
   buffer_ = AlignedBuffer(wanted);
-  ledger_->Add(what_, wanted);
+  ledger_->Add(MemoryPool::kScratch, what_, wanted);
 }
 
 }  // namespace ringfill

@@ -18,24 +18,26 @@ namespace ringfill {
 // Thread-safe. Counts what was asked for: memory is mapped lazily.
 class MemoryLedger {
  public:
-  void Add(std::string_view what, size_t bytes);
+  // The first Add or Set of a name says which pool it belongs to.
+  void Add(MemoryPool pool, std::string_view what, size_t bytes);
   void Remove(std::string_view what, size_t bytes);
   // The bytes of `what` are now `bytes`, for memory that others own.
-  void Set(std::string_view what, size_t bytes);
+  void Set(MemoryPool pool, std::string_view what, size_t bytes);
   std::vector<Device::MemoryUse> Uses() const;  // by name
 
  private:
   struct Use {
+    MemoryPool pool;
     size_t bytes = 0;
     size_t peak = 0;
   };
-  Use& Find(std::string_view what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  Use& Find(MemoryPool pool, std::string_view what) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
   std::map<std::string, Use, std::less<>> uses_ ABSL_GUARDED_BY(mutex_);
 };
 
-// A buffer that grows to the largest size asked for. Not thread-safe.
+// Scratch that grows to the largest size asked for. Not thread-safe.
 class LedgerBuffer {
  public:
   LedgerBuffer(std::shared_ptr<MemoryLedger> ledger, std::string what)

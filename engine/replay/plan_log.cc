@@ -96,6 +96,20 @@ absl::Status CheckReplaceable(const std::string& path) {
   return absl::OkStatus();
 }
 
+// A log whose daemon ended before its first step, such as one that could not start.
+bool HoldsNoStep(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) return false;
+  struct stat info;
+  FileHeader file;
+  const bool read =
+      fstat(fd, &info) == 0 && ReadAt(fd, path, 0, &file, sizeof(file)).value_or(0) == sizeof(file);
+  close(fd);
+  if (!read) return true;
+  const size_t end = Framed(EncodeLogRecord(EndRecord{})).size();
+  return static_cast<uint64_t>(info.st_size) <= sizeof(file) + file.bytes + end;
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<PlanLogWriter>> PlanLogWriter::Create(const std::string& path,
@@ -104,8 +118,11 @@ absl::StatusOr<std::unique_ptr<PlanLogWriter>> PlanLogWriter::Create(const std::
   const std::string before = path + ".1";
   RF_RETURN_IF_ERROR(CheckReplaceable(path));
   RF_RETURN_IF_ERROR(CheckReplaceable(before));
-  if (std::rename(path.c_str(), before.c_str()) != 0 && errno != ENOENT) {
-    return SystemError("cannot rename", path);
+  // Starts that fail, again and again, must not push out what was recorded before.
+  const bool empty = HoldsNoStep(path);
+  if ((empty ? std::remove(path.c_str()) : std::rename(path.c_str(), before.c_str())) != 0 &&
+      errno != ENOENT) {
+    return SystemError(empty ? "cannot remove" : "cannot rename", path);
   }
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   if (fd < 0) return SystemError("cannot make", path);

@@ -21,8 +21,8 @@ namespace ringfill {
 class PlanLogWriter {
  public:
   // Makes the file, readable by its owner alone (it holds prompts). A log that is there already
-  // becomes PATH.1, in place of an older one. DATA_LOSS, and nothing changed, when either is a file
-  // of another kind. `max_bytes`: of the file.
+  // becomes PATH.1, in place of an older one, unless it holds no step. DATA_LOSS, and nothing
+  // changed, when either is a file of another kind. `max_bytes`: of the file.
   static absl::StatusOr<std::unique_ptr<PlanLogWriter>> Create(const std::string& path,
                                                                int64_t max_bytes,
                                                                const PlanLogHeader& header);

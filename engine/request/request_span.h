@@ -20,6 +20,7 @@ struct RequestSpan {
   RequestPhase phase = RequestPhase::kQueue;
   int64_t tokens = 0;  // of the prompt; of kDecode generated ones
   Instant begin, end;
+  bool open = false;  // the phase goes on; `end` is now
 };
 
 }  // namespace ringfill

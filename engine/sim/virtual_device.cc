@@ -40,7 +40,9 @@ absl::StatusOr<DeviceBuffer> VirtualDevice::Allocate(size_t bytes, std::string_v
 
 std::vector<Device::MemoryUse> VirtualDevice::Memory() const {
   std::vector<MemoryUse> out;
-  for (const auto& [name, usage] : *memory_) out.push_back({name, usage.bytes, usage.peak_bytes});
+  for (const auto& [name, usage] : *memory_) {
+    out.push_back({name, MemoryPool::kBuffers, usage.bytes, usage.peak_bytes});
+  }
   std::sort(out.begin(), out.end(),
             [](const MemoryUse& a, const MemoryUse& b) { return a.what < b.what; });
   return out;

@@ -8,6 +8,8 @@
 
 #include "absl/strings/str_cat.h"
 #include "engine/schedule/byte_codec.h"
+#include "engine/schedule/plan_codec.h"
+#include "engine/worker/result_codec.h"
 
 namespace ringfill {
 namespace {
@@ -21,6 +23,9 @@ constexpr const char* kNames[] = {"JOIN",    "WELCOME",  "REFUSED",  "READY",  "
                                   "STEP",    "STOP",     "PROGRESS", "RESULT", "ABORT",   "TRACE",
                                   "MEASURE", "MEASURED", "BEAT",     "BYE",    "DEADLINK"};
 static_assert(std::size(kNames) == std::variant_size_v<ControlMessage>);
+// A worker of another build is refused when it joins, not at its first step.
+static_assert(kControlVersion == 5 && kPlanVersion == 2 && kResultVersion == 2,
+              "another form of plans or results is another kControlVersion too");
 
 // One list of fields for both directions: Field writes or reads.
 class Out {

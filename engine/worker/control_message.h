@@ -31,7 +31,9 @@
 
 namespace ringfill {
 
-inline constexpr uint32_t kControlVersion = 4;
+// Of these messages and of what they carry: STEP's plan and RESULT's result, which have versions of
+// their own (control_message.cc holds them together).
+inline constexpr uint32_t kControlVersion = 5;
 inline constexpr size_t kMaxControlText = 4096;      // of a reason; longer ones are cut
 inline constexpr size_t kMaxControlBytes = 1 << 17;  // of all but STEP and RESULT
 inline constexpr int kMaxMembers = 64;

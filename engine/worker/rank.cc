@@ -89,19 +89,10 @@ std::byte* Rank::Reserve(std::string_view name, int index, size_t bytes) {
 }
 
 MemoryBytes Rank::Memory() const {
-  int64_t pages = 0, weights = 0, buffers = 0, others = 0;
-  for (const auto& [name, buffer] : buffers_) buffers += static_cast<int64_t>(buffer.size());
-  for (const Device::MemoryUse& use : device_.Memory()) {
-    int64_t& bytes = use.what == "kv pages"                                     ? pages
-                     : use.what.ends_with("weights") || use.what == "embedding" ? weights
-                                                                                : others;
-    bytes += static_cast<int64_t>(use.bytes);
-  }
   MemoryBytes out{};
-  out[static_cast<size_t>(MemoryPool::kKvPages)] = pages;
-  out[static_cast<size_t>(MemoryPool::kWeights)] = weights;
-  out[static_cast<size_t>(MemoryPool::kBuffers)] = buffers;
-  out[static_cast<size_t>(MemoryPool::kScratch)] = others - buffers;
+  for (const Device::MemoryUse& use : device_.Memory()) {
+    out[static_cast<size_t>(use.pool)] += static_cast<int64_t>(use.bytes);
+  }
   return out;
 }
 

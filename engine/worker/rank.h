@@ -72,7 +72,7 @@ class Rank {
   std::byte* Reserve(std::string_view name, int index, size_t bytes);
   // The first failure of Reserve in this step; the ring must form anew after one.
   const absl::Status& reserved() const { return reserved_; }
-  // Of the device's memory: what Reserve has taken, and the rest by its names.
+  // That the device has taken, now.
   MemoryBytes Memory() const;
 
  private:

@@ -35,12 +35,6 @@ std::string_view CommKindName(CommKind kind) {
   return kNames[static_cast<int>(kind)];
 }
 
-std::string_view MemoryPoolName(MemoryPool pool) {
-  static constexpr std::string_view kNames[kMemoryPools] = {"kv_pages", "weights", "buffers",
-                                                            "scratch"};
-  return kNames[static_cast<int>(pool)];
-}
-
 std::string DescribePlace(const ValueFault& fault) {
   return absl::StrCat(
       "layer ", fault.layer, ", ",

@@ -65,12 +65,6 @@ struct CommCounts {
   }
 };
 
-// What the memory of a rank's device is taken for, in bytes.
-enum class MemoryPool { kKvPages, kWeights, kBuffers, kScratch };
-inline constexpr int kMemoryPools = 4;
-std::string_view MemoryPoolName(MemoryPool pool);  // "kv_pages", "weights", "buffers", "scratch"
-using MemoryBytes = std::array<int64_t, kMemoryPools>;
-
 struct RankStepResult {
   absl::Status status;
   double prefill_busy_s = 0, prefill_wait_s = 0;

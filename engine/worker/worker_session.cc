@@ -215,7 +215,7 @@ std::string WorkerSession::PoolMismatch(const WelcomeMessage& welcome) const {
       static_cast<double>(welcome.pages) * static_cast<double>(welcome.geometry.PageBytes());
   if (bytes <= static_cast<double>(parts_.memory_bytes)) return "";
   return absl::StrCat("kv.memory_bytes: the leader wants ", bytes,
-                      " bytes of KV on each rank, this machine has ", parts_.memory_bytes,
+                      " bytes of KV on each rank, this worker may have ", parts_.memory_bytes,
                       " bytes; set it lower there");
 }
 

@@ -118,6 +118,8 @@ std::optional<std::vector<double>> ParseWeights(std::string_view text);
 std::optional<std::vector<int>> ParseGpus(std::string_view text);
 // HOST:PORT or [IPv6]:PORT that other machines cannot reach.
 bool IsLoopback(std::string_view address);
+// HOST:PORT or [IPv6]:PORT, with port 0 too.
+bool IsAddress(std::string_view text);
 
 // Files are YAML maps, nested by section. Unknown, repeated and empty keys, lists, anchors,
 // aliases, tags and second documents are refused with `file:line:`. `file` only names the source.

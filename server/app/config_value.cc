@@ -69,16 +69,6 @@ std::string FormatBytes(int64_t bytes) {
   return Concat(bytes);
 }
 
-bool IsAddress(std::string_view text) {
-  const size_t colon = text.rfind(':');
-  if (colon == std::string_view::npos || colon == 0) return false;
-  const std::string_view host = text.substr(0, colon);
-  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
-  if (!bracketed && host.find_first_of(":[]/ ,\"\\") != std::string_view::npos) return false;
-  const std::optional<int64_t> port = ParseInteger(text.substr(colon + 1));
-  return port && *port >= 0 && *port <= 65535;
-}
-
 std::string NumberText(const ConfigKey& key, double value) {
   if (key.kind == ConfigKind::kBytes) return FormatBytes(static_cast<int64_t>(value));
   if (key.kind == ConfigKind::kSeconds || key.kind == ConfigKind::kFraction) return Concat(value);
@@ -148,6 +138,16 @@ std::string Quoted(std::string_view text) {
 }
 
 }  // namespace
+
+bool IsAddress(std::string_view text) {
+  const size_t colon = text.rfind(':');
+  if (colon == std::string_view::npos || colon == 0) return false;
+  const std::string_view host = text.substr(0, colon);
+  const bool bracketed = host.size() > 2 && host.front() == '[' && host.back() == ']';
+  if (!bracketed && host.find_first_of(":[]/ ,\"\\") != std::string_view::npos) return false;
+  const std::optional<int64_t> port = ParseInteger(text.substr(colon + 1));
+  return port && *port >= 0 && *port <= 65535;
+}
 
 std::optional<std::vector<int>> ParseGpus(std::string_view text) {
   std::vector<int> gpus;

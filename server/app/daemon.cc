@@ -157,6 +157,7 @@ absl::Status Daemon::Impl::StartEngine() {
   }
   RF_ASSIGN_OR_RETURN(EngineOptions options, ToEngineOptions(config_));
   if (config_.ring_transport == "processes") {
+    options.workers_elsewhere = !config_.ring_start_workers;
     RF_ASSIGN_OR_RETURN(options.workers,
                         MakeWorkersFactory(config_, options, model_.model, worker_metrics_));
   }
@@ -180,6 +181,7 @@ absl::Status Daemon::Impl::StartTracer() {
                   .busy = [this] { return engine_->Status().running > 0; },
                   .take = [this] { return engine_->TakeTrace(); },
                   .take_requests = [this] { return engine_->TakeRequestSpans(); },
+                  .open_requests = [this](Instant now) { return engine_->OpenRequestSpans(now); },
                   .dropped = [this] { return engine_->Status().trace_dropped; }},
       clock_, std::move(file), SlowClientTimeout(config_));
   return absl::OkStatus();

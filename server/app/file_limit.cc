@@ -1,8 +1,11 @@
 #include "server/app/file_limit.h"
 
+#include <fcntl.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <tuple>
 
 #include "base/log.h"
 
@@ -23,6 +26,13 @@ uint64_t RaiseFileLimit() {
         {{"limit", limit.rlim_cur}, {"enough", kEnoughFiles}});
   }
   return limit.rlim_cur;
+}
+
+void FillStandardFiles() {
+  for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
+    // The lowest free one is what open gives.
+    if (fcntl(fd, F_GETFD) < 0) std::ignore = open("/dev/null", O_RDWR);
+  }
 }
 
 }  // namespace ringfill

@@ -14,4 +14,8 @@ inline constexpr uint64_t kMostFiles = 65536;
 // that holds then. Logs a warning when it is below kEnoughFiles.
 uint64_t RaiseFileLimit();
 
+// /dev/null for those of the descriptors 0 to 2 that are closed, so that nothing that is opened
+// later takes their place and is written to. REQUIRES: no other thread yet.
+void FillStandardFiles();
+
 }  // namespace ringfill

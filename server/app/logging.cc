@@ -40,8 +40,10 @@ void ForwardProtobufLog(google::protobuf::LogLevel, const char* file, int line,
 
 }  // namespace
 
+void UseLogLevel(std::string_view level) { SetLogLevel(ParseLevel(level)); }
+
 void SetUpLogging(std::string_view level) {
-  SetLogLevel(ParseLevel(level));
+  UseLogLevel(level);
   gpr_set_log_function(ForwardGrpcLog);
   google::protobuf::SetLogHandler(ForwardProtobufLog);
 }

@@ -3,6 +3,7 @@
 #include <iostream>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "CLI/CLI.hpp"
 #include "server/app/command_line.h"
@@ -16,6 +17,7 @@ constexpr char kExamples[] =
     R"(Serves a large language model on long prompts over gRPC, by ring attention over ranks.
 Prints one line on stdout when ready: ready grpc=HOST:PORT metrics=HOST:PORT
 Logs JSON lines on stderr. SIGTERM or SIGINT drains and stops; a second one cuts the drain short.
+SIGHUP reads the configuration again: log.level is taken over, the log names what waits for a restart.
 
 Examples:
   RINGFILL_MODEL=$(tools/fetch_model.sh) ringfilld --config config/quickstart.yaml
@@ -66,6 +68,7 @@ ParsedCommandLine ParseCommandLine(int argc, const char* const* argv) {
     std::cerr << "ringfilld: " << read.message() << "\n";
     return {std::nullopt, kExitConfig};
   }
+  options.sources = std::move(raw.config);
   return {std::move(options), kExitOk};
 }
 

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "server/app/command_line.h"
 #include "server/app/config.h"
 
 namespace ringfill {
@@ -11,7 +12,8 @@ namespace ringfill {
 struct DaemonOptions {
   enum class Action { kServe, kCheckConfig, kPrintConfig };
   Action action = Action::kServe;
-  // From --config and then each --set. Settled (SettleConfig), except for kPrintConfig without a
+  ConfigSources sources;
+  // What they say. Settled (SettleConfig), except for kPrintConfig without a
   // model path, which makes a template.
   Config config;
 };

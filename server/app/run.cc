@@ -1,5 +1,6 @@
 #include "server/app/run.h"
 
+#include <chrono>
 #include <cstring>
 #include <iostream>
 #include <memory>
@@ -7,6 +8,7 @@
 
 #include "base/log.h"
 #include "grpc/grpc.h"
+#include "server/app/config_reload.h"
 #include "server/app/daemon.h"
 #include "server/app/exit_codes.h"
 #include "server/app/file_limit.h"
@@ -29,12 +31,22 @@ int Fail(const ServiceManager& manager, int exit_code, std::string_view what,
   return exit_code;
 }
 
+void Reload(const ServiceManager& manager, ConfigReload& reload) {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  manager.Notify(Concat("RELOADING=1\nMONOTONIC_USEC=",
+                        std::chrono::duration_cast<std::chrono::microseconds>(now).count()));
+  reload.Run();
+  manager.Notify("READY=1");
+}
+
 // Model, daemon, ready line; then waits for a signal and drains.
-int Serve(const Config& config) {
+int Serve(const DaemonOptions& options) {
+  const Config& config = options.config;
   SetUpLogging(config.log_level);
   RaiseFileLimit();
   const ServiceManager manager = ServiceManager::FromEnvironment();
-  StopSignals signals(kExitOk);  // before any thread starts
+  ConfigReload reload(options.sources, config);
+  StopSignals signals(kExitOk, [&] { Reload(manager, reload); });  // before any thread starts
   // Held to the end of the process: tearing the library down with its last object may stall for
   // seconds.
   grpc_init();
@@ -68,6 +80,7 @@ int Serve(const Config& config) {
 }  // namespace
 
 int RunDaemon(int argc, const char* const* argv) {
+  FillStandardFiles();
   IgnoreWriteSignals();
   if (argc > 1 && std::strcmp(argv[1], "worker") == 0) return RunWorker(argc - 1, argv + 1);
   if (argc > 1 && std::strcmp(argv[1], "replay") == 0) return RunReplay(argc - 1, argv + 1);
@@ -84,7 +97,7 @@ int RunDaemon(int argc, const char* const* argv) {
     case DaemonOptions::Action::kServe:
       break;
   }
-  return Serve(options.config);
+  return Serve(options);
 }
 
 }  // namespace ringfill

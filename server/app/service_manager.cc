@@ -5,6 +5,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstddef>
@@ -43,6 +44,8 @@ timeval ToTimeval(Duration d) {
   return {.tv_sec = us / 1'000'000, .tv_usec = us % 1'000'000};
 }
 
+constexpr int64_t kLongestWatchdogUs = int64_t{1} << 50;  // 35 years, which nanoseconds hold
+
 }  // namespace
 
 ServiceManager ServiceManager::FromEnvironment() {
@@ -52,7 +55,9 @@ ServiceManager ServiceManager::FromEnvironment() {
   std::optional<Duration> watchdog;
   int64_t us = 0, for_pid = 0;
   const bool for_us = pid.empty() || (absl::SimpleAtoi(pid, &for_pid) && for_pid == getpid());
-  if (for_us && absl::SimpleAtoi(usec, &us) && us > 0) watchdog = std::chrono::microseconds(us);
+  if (for_us && absl::SimpleAtoi(usec, &us) && us > 0) {
+    watchdog = std::chrono::microseconds(std::min(us, kLongestWatchdogUs));
+  }
   return ServiceManager(std::move(socket), watchdog);
 }
 

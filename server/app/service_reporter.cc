@@ -11,11 +11,12 @@ namespace {
 
 // A sign of life comes several times before the manager would miss it.
 constexpr int kSignsPerWatchdog = 4;
+constexpr Duration kShortestPeriod = std::chrono::milliseconds(10);
 constexpr Duration kLongestPeriod = std::chrono::seconds(2);
 
 Duration Period(const ServiceManager& manager) {
   if (!manager.watchdog().has_value()) return kLongestPeriod;
-  return std::min(kLongestPeriod, *manager.watchdog() / kSignsPerWatchdog);
+  return std::clamp(*manager.watchdog() / kSignsPerWatchdog, kShortestPeriod, kLongestPeriod);
 }
 
 std::string Microseconds(Duration d) {

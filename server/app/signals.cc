@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "base/check.h"
 #include "base/log.h"
@@ -19,11 +20,13 @@ void IgnoreWriteSignals() {
   for (const int number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);
 }
 
-StopSignals::StopSignals(std::optional<int> early_exit_code) : early_exit_code_(early_exit_code) {
+StopSignals::StopSignals(std::optional<int> early_exit_code, std::function<void()> on_hangup)
+    : on_hangup_(std::move(on_hangup)), early_exit_code_(early_exit_code) {
   sigset_t signals;
   sigemptyset(&signals);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGINT);
+  if (on_hangup_) sigaddset(&signals, SIGHUP);
   RF_CHECK(pthread_sigmask(SIG_BLOCK, &signals, nullptr) == 0);
   signal_fd_ = signalfd(-1, &signals, SFD_CLOEXEC);
   stop_fd_ = eventfd(0, EFD_CLOEXEC);
@@ -42,6 +45,7 @@ StopSignals::~StopSignals() {
 void StopSignals::Started() {
   MutexLock lock(&mutex_);
   early_exit_code_.reset();
+  started_ = true;
 }
 
 void StopSignals::NoteFirst(int number) {
@@ -52,6 +56,14 @@ void StopSignals::NoteFirst(int number) {
   }
   first_signal_ = number;
   first_.Notify();
+}
+
+void StopSignals::NoteHangup() {
+  {
+    MutexLock lock(&mutex_);
+    if (!started_ || first_.HasBeenNotified()) return;
+  }
+  on_hangup_();
 }
 
 int StopSignals::WaitFirst() {
@@ -69,7 +81,9 @@ void StopSignals::Watch() {
     if (fds[1].revents != 0) return;
     signalfd_siginfo info;
     if (read(signal_fd_, &info, sizeof(info)) != sizeof(info)) continue;
-    if (!first_.HasBeenNotified()) {
+    if (info.ssi_signo == SIGHUP) {
+      NoteHangup();
+    } else if (!first_.HasBeenNotified()) {
       NoteFirst(static_cast<int>(info.ssi_signo));
     } else if (!second_.HasBeenNotified()) {
       second_.Notify();

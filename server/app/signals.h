@@ -1,6 +1,7 @@
-// SIGTERM and SIGINT as values, with no work in signal handlers; signals that nobody needs.
+// SIGTERM, SIGINT and SIGHUP as values, with no work in signal handlers; signals that nobody needs.
 #pragma once
 
+#include <functional>
 #include <optional>
 #include <thread>
 
@@ -20,7 +21,11 @@ class StopSignals {
  public:
   // A signal that comes before Started ends the process at once, with `early_exit_code`: nothing is
   // served yet, and workers end with their leader's connection.
-  explicit StopSignals(std::optional<int> early_exit_code = std::nullopt);
+  // `on_hangup`: SIGHUP ends nothing; after Started and before the first of the others this is
+  // called for it, from a thread that has nothing else to do. Empty: SIGHUP does what it always
+  // did.
+  explicit StopSignals(std::optional<int> early_exit_code = std::nullopt,
+                       std::function<void()> on_hangup = {});
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
@@ -35,10 +40,12 @@ class StopSignals {
 
  private:
   void Watch();
-
   void NoteFirst(int number);
+  void NoteHangup();
 
+  const std::function<void()> on_hangup_;
   Mutex mutex_;
+  bool started_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<int> early_exit_code_ ABSL_GUARDED_BY(mutex_);
   int signal_fd_ = -1;
   int stop_fd_ = -1;

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/match.h"
 #include "engine/worker/rank_machine.h"
 #include "engine/worker/worker_process.h"
 #include "server/app/command_line.h"
@@ -94,6 +95,10 @@ WantedDType Wanted(const std::optional<DType>& dtype) {
 }
 
 absl::StatusOr<WorkerOptions> ToWorkerOptions(const RawOptions& raw, const Config& config) {
+  if (!IsAddress(raw.leader) || absl::EndsWith(raw.leader, ":0")) {
+    return absl::InvalidArgumentError(
+        Concat("--leader is \"", raw.leader, "\"; it must be HOST:PORT or [IPv6]:PORT"));
+  }
   RF_ASSIGN_OR_RETURN(const EngineOptions engine, ToEngineOptions(config));
   if (raw.secret_fd < 0 && config.ring_secret_file.empty()) {
     return absl::InvalidArgumentError("give --secret-file FILE, the daemon's ring.secret_file");

@@ -7,9 +7,16 @@ namespace {
 
 // From a refusal to a prompt of millions of tokens.
 const std::vector<double>& RequestBuckets() {
-  static const auto* const buckets =
-      new std::vector<double>{0.01, 0.1, 1, 5, 30, 60, 300, 900, 1800, 3600};
+  static const auto* const buckets = new std::vector<double>{0.1, 1, 10, 60, 300, 900, 3600};
   return *buckets;
+}
+
+bool IsOfEngine(Rpc rpc) { return rpc == Rpc::kGenerate || rpc == Rpc::kScore; }
+
+// Calls that neither wait for the engine nor stream end at once, whatever happens to them.
+bool CanEnd(Rpc rpc, Outcome outcome) {
+  return IsOfEngine(rpc) || rpc == Rpc::kTrace ||
+         (outcome != Outcome::kDeadline && outcome != Outcome::kUnavailable);
 }
 
 }  // namespace
@@ -55,13 +62,15 @@ ServerMetrics::ServerMetrics(Metrics& metrics)
   for (int rpc = 0; rpc < kRpcs; ++rpc) {
     const std::string name(RpcName(static_cast<Rpc>(rpc)));
     for (int outcome = 0; outcome < kOutcomes; ++outcome) {
+      if (!CanEnd(static_cast<Rpc>(rpc), static_cast<Outcome>(outcome))) continue;
       requests_[rpc][outcome] = &metrics.AddCounter(
           "ringfill_requests_total", "Calls that ended, by RPC and outcome.",
           {{"rpc", name}, {"outcome", std::string(OutcomeName(static_cast<Outcome>(outcome)))}});
     }
-    seconds_[rpc] = &metrics.AddHistogram("ringfill_request_seconds",
-                                          "Seconds from a call's arrival to its end, by RPC.",
-                                          RequestBuckets(), {{"rpc", name}});
+    if (!IsOfEngine(static_cast<Rpc>(rpc))) continue;
+    seconds_[rpc] = &metrics.AddHistogram(
+        "ringfill_request_seconds", "Seconds from a Generate or Score call's arrival to its end.",
+        RequestBuckets(), {{"rpc", name}});
   }
   metrics
       .AddGauge("ringfill_build_info", "Always 1; the label carries the version.",
@@ -70,8 +79,10 @@ ServerMetrics::ServerMetrics(Metrics& metrics)
 }
 
 void ServerMetrics::CountCall(Rpc rpc, Outcome outcome, double seconds) {
+  if (!CanEnd(rpc, outcome)) outcome = Outcome::kError;
   requests_[static_cast<int>(rpc)][static_cast<int>(outcome)]->Increment();
-  seconds_[static_cast<int>(rpc)]->Observe(seconds);
+  Histogram* const histogram = seconds_[static_cast<int>(rpc)];
+  if (histogram != nullptr) histogram->Observe(seconds);
 }
 
 }  // namespace ringfill

@@ -29,8 +29,8 @@ class ServerMetrics {
   Gauge& open_streams() { return open_streams_; }
 
  private:
-  std::array<std::array<Counter*, kOutcomes>, kRpcs> requests_;
-  std::array<Histogram*, kRpcs> seconds_;
+  std::array<std::array<Counter*, kOutcomes>, kRpcs> requests_{};  // null: cannot be
+  std::array<Histogram*, kRpcs> seconds_{};                        // null: not measured
   Gauge& open_streams_;
 };
 

@@ -76,6 +76,7 @@ Tracer::Notice Tracer::Advance(Instant now) {
   const bool early = kept_.spans == 0 && now < until_ + kPatience && source_.busy();
   if (now >= until_ && !early) {
     ended_ = now;
+    if (source_.open_requests) Keep({}, source_.open_requests(now));
     kept_.dropped += source_.dropped() - dropped_before_;
     EndRecording();
     return Notice::kRecorded;
@@ -113,7 +114,12 @@ void Tracer::WriteFile(const RankSpans& ranks, const std::vector<RequestSpan>& r
 
 void Tracer::Keep(RankSpans ranks, std::vector<RequestSpan> requests) {
   for (RequestSpan& span : requests) {
-    if (kept_.requests.size() < kMaxRecordedRequests) kept_.requests.push_back(std::move(span));
+    if (kept_.requests.size() >= kMaxRecordedRequests) {
+      ++kept_.dropped;
+      continue;
+    }
+    span.begin = std::max(span.begin, begun_);  // what was before would be most of the picture
+    kept_.requests.push_back(std::move(span));
   }
   kept_.ranks.resize(std::max(kept_.ranks.size(), ranks.size()));
   for (size_t r = 0; r < ranks.size(); ++r) {

@@ -22,6 +22,8 @@ struct TraceSource {
   std::function<bool()> busy;       // a step may be under way
   std::function<RankSpans()> take;  // what was recorded since the last call
   std::function<std::vector<RequestSpan>()> take_requests = {};  // likewise; may be empty
+  // The phases in which requests are at a time; may be empty.
+  std::function<std::vector<RequestSpan>(Instant)> open_requests = {};
   std::function<int64_t()> dropped;  // spans that it could not keep, since start
 };
 

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -102,9 +103,19 @@ class Daemons(unittest.TestCase):
                       f"kv.page_tokens={page_tokens}", "sharding.stripe_tokens=128", ranks=2, memory_bytes=1000000,
                       kv_dtype=kv_dtype, page_tokens=page_tokens)
 
+    def usable_memory(self, path):
+        """As the daemon sees it, which looks at limits of control groups too."""
+        refused = subprocess.run([harness.RINGFILLD, "--set", f"model.path={path}", "--set",
+                                  "kv.memory_bytes=1000TiB", "--set", "ranks.backend=cpu"],
+                                 capture_output=True, text=True, timeout=60, check=False)
+        self.assertEqual(refused.returncode, 2, refused.stderr)
+        usable = int(re.search(r"this process may have (\d+) bytes", refused.stderr)[1])
+        self.assertLessEqual(usable, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+        return usable
+
     def test_what_it_takes_by_itself(self):
         model = sizing.Model("small", 3, 32, 2, 2, 16, 32, 384, 10000)
-        machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        machine = self.usable_memory(self.make(model))
         for ranks, context, running in ((1, 0, 64), (3, 5000, 7)):
             self.pool(model, self.make(model), f"model.max_context_tokens={context}",
                       f"scheduler.max_running_requests={running}", ranks=ranks, machine_bytes=machine, context=context,

@@ -4,6 +4,8 @@
 #include <cmath>
 #include <random>
 
+#include "base/machine.h"
+#include "engine/engine_options.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "tests/engine/engine_cases.h"
@@ -215,6 +217,21 @@ TEST(EngineTest, BadOptionsAreNamed) {
   for (int64_t bytes : {int64_t{1}, int64_t{1} << 50}) {
     EXPECT_THAT(error([bytes](EngineOptions& o) { o.kv_memory_bytes = bytes; }),
                 testing::HasSubstr("kv.memory_bytes"));
+  }
+}
+
+// The leader of ranks on other hosts, or in other containers, has no pages of its own.
+TEST(EngineTest, APoolMayBeLargerThanTheMemoryOfALeaderWithoutRanks) {
+  const ModelConfig model = LoadModelOrDie(WriteTinyModel({}))->config();
+  for (const bool elsewhere : {false, true}) {
+    EngineOptions options = SmallOptions(4);
+    options.kv_memory_bytes = 2 * UsableMemory();
+    options.workers_elsewhere = elsewhere;
+    EngineInfo info;
+    const absl::Status settled = SettleOptions(model, options, info);
+    EXPECT_EQ(settled.ok(), elsewhere) << settled;
+    EXPECT_THAT(std::string(settled.message()),
+                testing::HasSubstr(elsewhere ? "" : "this process may have"));
   }
 }
 

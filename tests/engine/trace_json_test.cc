@@ -227,7 +227,7 @@ TEST_F(TraceFileTest, StaysWholeWhereTheDiskEnds) {
 }
 
 TEST_F(TraceFileTest, ReplacesWhatWasThere) {
-  std::ofstream(path_) << std::string(100000, 'x');
+  std::ofstream(path_) << "[\n" << std::string(100000, 'x');
   const auto file = TraceFile::Create(path_, 10).value();
   EXPECT_EQ(Contents(), json::array());
 }
@@ -236,6 +236,26 @@ TEST(TraceFileErrorTest, NamesAPathThatCannotBeWritten) {
   const absl::Status status = TraceFile::Create("/nonexistent/t.json", 10).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("/nonexistent/t.json: No such file"));
+}
+
+// The model, say.
+TEST(TraceFileErrorTest, WritesOverNothingButTraces) {
+  const std::string path = testing::TempDir() + "model_" + std::to_string(getpid()) + ".gguf";
+  for (const std::string& text : {std::string("GGUF and weights"), std::string("["),
+                                  std::string("[1, 2]"), std::string("\n[\n")}) {
+    std::ofstream(path) << text;
+    const absl::Status status = TraceFile::Create(path, 10).status();
+    EXPECT_EQ(std::string(status.message()), path + " is there and is no trace");
+    std::ifstream in(path);
+    EXPECT_EQ(std::string(std::istreambuf_iterator<char>(in), {}), text);
+  }
+  for (const std::string& text : {std::string("[\n{}\n]\n"), std::string()}) {
+    std::ofstream(path) << text;
+    std::filesystem::permissions(path, std::filesystem::perms(0644));
+    EXPECT_TRUE(TraceFile::Create(path, 10).ok());
+    EXPECT_EQ(std::filesystem::status(path).permissions(), std::filesystem::perms(0600));
+  }
+  std::filesystem::remove(path);
 }
 
 TEST(TraceFileErrorTest, AFullDiskIsAnError) {

@@ -127,9 +127,42 @@ std::string LabelLike(std::mt19937& random) {
   return value;
 }
 
+constexpr size_t kMostSeries = 500;
+
+TEST(MetricsSeriesTest, AreFewForEightRanksToo) {
+  TestDaemon daemon({"ranks.count=8"});
+  const size_t series = Series(HttpGet(daemon.daemon().metrics_address(), "/metrics")).size();
+  RecordProperty("series", std::to_string(series));
+  EXPECT_LT(series, kMostSeries);
+}
+
+// In the string fields of all calls but Generate. `computed`: the Score is good.
+void SendLabels(TestDaemon& daemon, std::mt19937& random, bool computed) {
+  EXPECT_EQ(HealthOf(daemon.channel(), LabelLike(random)),
+            std::to_string(grpc::StatusCode::NOT_FOUND));
+  const auto deadline = std::chrono::system_clock::now() + kHangLimit;
+  grpc::ClientContext tokenizing, scoring;
+  tokenizing.set_deadline(deadline);
+  scoring.set_deadline(deadline);
+  v1::TokenizeRequest tokenize;
+  tokenize.mutable_prompt()->set_text(LabelLike(random));
+  v1::TokenizeResponse tokens;
+  EXPECT_TRUE(daemon.stub().Tokenize(&tokenizing, tokenize, &tokens).ok());
+  v1::ScoreRequest score;
+  score.set_request_id(LabelLike(random));
+  if (computed) {
+    score.mutable_prompt()->set_text(LabelLike(random) + " and more");
+  } else {
+    v1::ChatMessage& message = *score.mutable_prompt()->mutable_chat()->add_messages();
+    message.set_role("nobody " + LabelLike(random));
+    message.set_content(LabelLike(random));
+  }
+  v1::ScoreResponse scores;
+  EXPECT_EQ(daemon.stub().Score(&scoring, score, &scores).ok(), computed);
+}
+
 TEST(MetricsSeriesTest, NothingThatClientsSendMakesSeries) {
   constexpr int kValues = 10000;
-  constexpr size_t kMostSeries = 500;
   constexpr int kComputed = 100;  // every so many requests are good, the others end early
   TestDaemon daemon;
   const auto series = [&] {
@@ -160,14 +193,9 @@ TEST(MetricsSeriesTest, NothingThatClientsSendMakesSeries) {
     for (v1::GenerateEvent event; reader->Read(&event);) {
     }
     good += reader->Finish().ok();
+    SendLabels(daemon, random, i % kComputed == 0);
   }
   EXPECT_EQ(good, kValues / kComputed);
-  v1::ScoreRequest score;
-  *score.mutable_prompt() = TokenPrompt(20);
-  score.set_request_id(LabelLike(random));
-  grpc::ClientContext context;
-  v1::ScoreResponse scores;
-  EXPECT_TRUE(daemon.stub().Score(&context, score, &scores).ok());
   EXPECT_EQ(series(), before);
 }
 

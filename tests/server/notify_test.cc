@@ -265,6 +265,9 @@ TEST(NotifyProgramTest, TellsOfItsWholeLife) {
               AllOf(StartsWith("WATCHDOG=1\nSTATUS=serving "), HasSubstr(daemon.grpc_address())));
   EXPECT_TRUE(Generate(daemon.stub(), GenerateOf(TokenPrompt(10), 2)).status.ok());
   EXPECT_TRUE(socket.AwaitLine("WATCHDOG=1"));
+  daemon.process().Signal(SIGHUP);
+  EXPECT_TRUE(socket.AwaitLine("RELOADING=1"));
+  EXPECT_TRUE(socket.AwaitLine("READY=1"));
   daemon.process().Signal(SIGTERM);
   EXPECT_TRUE(socket.AwaitLine("STOPPING=1"));
   EXPECT_TRUE(socket.AwaitLine("EXTEND_TIMEOUT_USEC="));

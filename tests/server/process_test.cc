@@ -1,18 +1,21 @@
 // ringfilld as scripts see it: options, exit codes, the ready line, signals, logs.
 #include <signal.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "nlohmann/json.hpp"
+#include "server/app/file_limit.h"
 #include "server/app/version.h"
 #include "server/text.h"
 #include "tests/server/eventually.h"
@@ -85,7 +88,7 @@ TEST(CommandLineTest, WhatDoesNotFitTheModelOrTheMachineExitsWith2) {
       {"server.listen=203.0.113.7:1", "server.listen"},
       {"metrics.listen=203.0.113.7:1",
        "metrics.listen: cannot listen on 203.0.113.7:1: Cannot assign requested address"},
-      {"trace.path=" + fifo, fifo + ": No such device or address"},
+      {"trace.path=" + fifo, fifo + " is there and is no trace"},
   };
   for (const auto& [setting, says] : cases) {
     std::vector<std::string> arguments = base;
@@ -194,6 +197,10 @@ TEST(CommandLineTest, AFileThatMayNotGrowEndsNoProcess) {
   ASSERT_EQ(chmod(secret.c_str(), 0600), 0);
   EXPECT_EQ(code({}), 3);
   EXPECT_EQ(code({"worker", "--leader", "127.0.0.1:1", "--rank", "0", "--secret-file", secret}), 3);
+  for (const char* leader : {"nohost", "", ":7000", "127.0.0.1:99999", "127.0.0.1:0"}) {
+    EXPECT_EQ(code({"worker", "--leader", leader, "--rank", "0", "--secret-file", secret}), 2)
+        << leader;
+  }
   EXPECT_EQ(code({"replay", "--plan-log", "/nonexistent.plan"}), 4);
 }
 
@@ -304,6 +311,58 @@ TEST(ServeTest, TermUnderLoadLetsRunningRequestsFinish) {
   EXPECT_EQ(daemon.process().Wait(), 0);
   for (std::thread& client : clients) client.join();
   for (const grpc::Status& ended : statuses) EXPECT_TRUE(ended.ok()) << ended.error_message();
+}
+
+// The last log line with this message, once it is there.
+nlohmann::json AwaitLogLine(const Subprocess& process, const std::string& message) {
+  nlohmann::json found;
+  EXPECT_TRUE(Eventually([&] {
+    for (const nlohmann::json& line : LogLines(process.Errors())) {
+      if (line.value("message", "") == message) found = line;
+    }
+    return !found.is_null();
+  })) << message;
+  return found;
+}
+
+TEST(StandardFilesTest, ClosedOnesAreFilled) {
+  EXPECT_EXIT(
+      {
+        for (const int fd : {STDIN_FILENO, STDERR_FILENO}) close(fd);
+        FillStandardFiles();
+        char target[32] = {};
+        bool filled = true;
+        for (const char* fd : {"/proc/self/fd/0", "/proc/self/fd/2"}) {
+          filled &= readlink(fd, target, sizeof(target)) == 9 &&
+                    std::string_view(target, 9) == "/dev/null";
+        }
+        _exit(filled ? 0 : 1);
+      },
+      testing::ExitedWithCode(0), "");
+}
+
+TEST(ServeTest, SighupReadsTheConfigurationAgain) {
+  const std::string file = testing::TempDir() + "reload.yaml";
+  std::ofstream(file) << "log: {level: error}\n";
+  std::vector<std::string> command = ServeCommand({});
+  command.insert(command.end(), {"--config", file});
+  Subprocess daemon(command);
+  ASSERT_THAT(daemon.ReadLine(), StartsWith("ready"));
+  EXPECT_EQ(daemon.Errors(), "");
+  // ranks.count is set on the command line too, which goes before the file.
+  std::ofstream(file) << "log: {level: debug}\nranks: {count: 7}\nkv: {decode_reserve: 7}\n";
+  daemon.Signal(SIGHUP);
+  const nlohmann::json line = AwaitLogLine(daemon, "the configuration was read again");
+  EXPECT_EQ(line["log.level"], "debug");
+  EXPECT_EQ(line["wait_for_a_restart"], nlohmann::json::array({"kv.decode_reserve"}));
+  std::ofstream(file) << "log: {level: warning}\nranks: {cuont: 7}\n";
+  daemon.Signal(SIGHUP);
+  EXPECT_THAT(AwaitLogLine(daemon, "the configuration cannot be read again; nothing changes")
+                  .value("error", ""),
+              HasSubstr("reload.yaml:2"));
+  daemon.Signal(SIGTERM);
+  EXPECT_EQ(daemon.Wait(), 0);
+  AwaitLogLine(daemon, "stopped");  // at info: the level is still debug
 }
 
 TEST(ServeTest, ASecondSignalCutsTheDrainShort) {

@@ -146,6 +146,33 @@ TEST(TraceRpcTest, ShowsTheRequestsWithTheirCallersTrace) {
   EXPECT_EQ(phases, (std::set<std::string>{"queue", "prefill", "decode"}));
 }
 
+// One whose client does not read stays in its phase.
+TEST(TraceRpcTest, ShowsRequestsThatGoOn) {
+  TestDaemon daemon;
+  v1::GenerateRequest request = GenerateOf(TokenPrompt(20), 10000);
+  request.set_request_id("mine");
+  grpc::ClientContext context;
+  const auto reader = daemon.stub().Generate(&context, request);
+  for (v1::GenerateEvent event; reader->Read(&event) && !event.has_token();) {
+  }
+  Traced traced;
+  {
+    const Load load(daemon);
+    traced = ReadTrace(daemon.stub(), 0.2);
+  }
+  context.TryCancel();
+  EXPECT_EQ(reader->Finish().error_code(), StatusCode::CANCELLED);
+  int shown = 0;
+  for (const json& event : json::parse(traced.text)) {
+    if (event["ph"] != "b" || event["args"]["request_id"] != "mine") continue;
+    EXPECT_EQ(event["name"], "decode");
+    EXPECT_EQ(event["args"]["unfinished"], true);
+    EXPECT_GE(event["ts"].get<double>(), 0);
+    ++shown;
+  }
+  EXPECT_EQ(shown, 1);
+}
+
 TEST(TraceRpcTest, AnIdleDaemonGivesAnEmptyTrace) {
   TestDaemon daemon;
   const Traced traced = ReadTrace(daemon.stub(), 0.05);

@@ -90,6 +90,7 @@ class TracerTest : public ::testing::Test {
   bool on_ = false;
   bool busy_ = false;
   RankSpans pending_;
+  std::vector<RequestSpan> requests_;
   int64_t dropped_ = 0;
   std::unique_ptr<Tracer> tracer_;
   const std::shared_ptr<Ears> ears_ = std::make_shared<Ears>();
@@ -127,6 +128,42 @@ TEST_F(TracerTest, WhatCameBeforeIsNotPartOfIt) {
   After(seconds(1));
   EXPECT_EQ(ears_->recording->spans, 0);
   EXPECT_EQ(ears_->recording->dropped, 0);
+}
+
+RequestSpan PhaseOf(const std::string& id, Instant begin, Instant end) {
+  RequestSpan span;
+  span.request_id = id;
+  span.begin = begin;
+  span.end = end;
+  return span;
+}
+
+TEST_F(TracerTest, PhasesOfRequestsAreShownFromTheRecordingsStart) {
+  tracer_ = std::make_unique<Tracer>(
+      TraceSource{.set_tracing = [](bool) {},
+                  .busy = [] { return false; },
+                  .take = [] { return RankSpans(); },
+                  .take_requests = [this] { return std::exchange(requests_, {}); },
+                  .open_requests =
+                      [](Instant now) {
+                        return std::vector<RequestSpan>{PhaseOf("open", now - seconds(3600), now)};
+                      },
+                  .dropped = [] { return 0; }},
+      clock_, nullptr, seconds(60));
+  const Instant start = clock_.now;
+  ASSERT_TRUE(tracer_->Record(seconds(2), ears_).ok());
+  requests_ = {PhaseOf("ended", start - seconds(60), start + seconds(1))};
+  After(seconds(1));
+  After(seconds(1));
+  ASSERT_TRUE(ears_->recording.has_value());
+  const std::vector<RequestSpan>& requests = ears_->recording->requests;
+  ASSERT_EQ(requests.size(), 2u);
+  EXPECT_EQ(requests[0].request_id, "ended");
+  EXPECT_EQ(requests[0].begin, start);
+  EXPECT_EQ(requests[0].end, start + seconds(1));
+  EXPECT_EQ(requests[1].request_id, "open");
+  EXPECT_EQ(requests[1].begin, start);
+  EXPECT_EQ(requests[1].end, start + seconds(2));
 }
 
 TEST_F(TracerTest, WaitsForAStepThatTakesLonger) {

@@ -40,7 +40,7 @@ absl::StatusOr<DeviceBuffer> CpuDevice::Allocate(size_t bytes, std::string_view 
   if (bytes == 0) return DeviceBuffer();
   auto memory = std::make_shared<AlignedBuffer>(bytes);
   std::byte* data = memory->data();
-  rank_.ledger->Add(what, bytes);
+  rank_.ledger->Add(MemoryPool::kBuffers, what, bytes);
   auto free = [memory = std::move(memory), ledger = rank_.ledger, what = std::string(what),
                bytes](std::byte*) mutable {
     memory.reset();

@@ -22,11 +22,12 @@ CpuRank::CpuRank(CpuModel& model, int64_t pages, int thread_count, int spin_roun
       ledger(std::make_shared<MemoryLedger>()),
       pool(model.geometry(), pages),
       team(thread_count, spin_rounds) {
-  ledger->Add(kPages, static_cast<size_t>(pages) * model.geometry().PageBytes());
-  ledger->Add(kWeights, model.weight_bytes_per_rank());
+  ledger->Add(MemoryPool::kKvPages, kPages,
+              static_cast<size_t>(pages) * model.geometry().PageBytes());
+  ledger->Add(MemoryPool::kWeights, kWeights, model.weight_bytes_per_rank());
   for (int t = 0; t < thread_count; ++t) {
     threads.push_back(std::make_unique<CpuThread>(model, ledger));
-    ledger->Add(kTileScratch, threads.back()->tile.bytes());
+    ledger->Add(MemoryPool::kScratch, kTileScratch, threads.back()->tile.bytes());
   }
 }
 
@@ -40,7 +41,7 @@ void CpuRank::ReserveAttention(int rows) {
 void CpuRank::CountProductScratch() {
   size_t bytes = 0;
   for (const auto& thread : threads) bytes += thread->products.scratch_bytes();
-  ledger->Set(kProductScratch, bytes);
+  ledger->Set(MemoryPool::kScratch, kProductScratch, bytes);
 }
 
 }  // namespace ringfill

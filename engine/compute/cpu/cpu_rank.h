@@ -6,10 +6,10 @@
 #include <memory>
 #include <vector>
 
-#include "engine/compute/batch.h"
 #include "engine/compute/cpu/cpu_model.h"
 #include "engine/compute/cpu/thread_team.h"
 #include "engine/compute/memory_ledger.h"
+#include "engine/compute/seen_counters.h"
 #include "kvcache/page_pool.h"
 
 namespace ringfill {

@@ -51,11 +51,11 @@ void CudaDevice::Queue(const OpLabel& label, Work work) {
 }
 
 absl::StatusOr<DeviceBuffer> CudaDevice::Allocate(size_t bytes, std::string_view what) {
-  absl::StatusOr<DeviceBuffer> buffer = rank_->memory.Allocate(bytes, what);
+  absl::StatusOr<DeviceBuffer> buffer = rank_->memory.Allocate(bytes, what, MemoryPool::kBuffers);
   if (!absl::IsResourceExhausted(buffer.status())) return buffer;
   // Again, when the stream has come to what frees memory.
   RF_RETURN_IF_ERROR(stream_->Synchronize(Clock::Real().Now() + wait_limit_));
-  return rank_->memory.Allocate(bytes, what);
+  return rank_->memory.Allocate(bytes, what, MemoryPool::kBuffers);
 }
 
 void CudaDevice::Recover() {

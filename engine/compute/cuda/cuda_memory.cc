@@ -21,7 +21,8 @@ void Trim(int device) {
 
 }  // namespace
 
-absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view what) {
+absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view what,
+                                                  MemoryPool pool) {
   if (bytes == 0) return DeviceBuffer();
   const int device = stream_.device();
   RF_RETURN_IF_CUDA_ERROR(device, cudaSetDevice(device));
@@ -36,7 +37,7 @@ absl::StatusOr<DeviceBuffer> CudaMemory::Allocate(size_t bytes, std::string_view
     return CudaStatus(
         error, absl::StrCat("taking ", bytes, " bytes for \"", std::string(what), "\""), device);
   }
-  ledger_->Add(what, bytes);
+  ledger_->Add(pool, what, bytes);
   return DeviceBuffer(static_cast<std::byte*>(data), bytes,
                       [stream = &stream_, device, ledger = ledger_, what = std::string(what),
                        bytes](std::byte* freed) {

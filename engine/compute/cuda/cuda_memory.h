@@ -25,7 +25,8 @@ class CudaMemory {
   // For work that is queued on the stream from now on, or behind such work; aligned to 256 bytes.
   // RESOURCE_EXHAUSTED naming the buffer when the device has no such memory, what is freed by work
   // that has not run yet not counted unless it is as large. Does not wait.
-  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what);
+  absl::StatusOr<DeviceBuffer> Allocate(size_t bytes, std::string_view what,
+                                        MemoryPool pool = MemoryPool::kScratch);
   // Gives all scratch back, so that a smaller step finds room. REQUIRES: no work is queued.
   void DropScratch();
   MemoryLedger& ledger() { return *ledger_; }

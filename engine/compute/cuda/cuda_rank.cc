@@ -68,8 +68,8 @@ absl::Status CudaRank::Prepare(const CudaRankOptions& options) {
   RF_ASSIGN_OR_RETURN(weights, CudaWeights::Load(model, options.weights, memory, options.stopped));
   RF_RETURN_IF_ERROR(stream.KeepPinned(kPinnedListBytes, kPinnedLists));
   RF_RETURN_IF_ERROR(stream.KeepPinned(PinnedLogitBytes(config), 1));
-  RF_ASSIGN_OR_RETURN(
-      slab, memory.Allocate(static_cast<size_t>(pages) * geometry.PageBytes(), "kv pages"));
+  RF_ASSIGN_OR_RETURN(slab, memory.Allocate(static_cast<size_t>(pages) * geometry.PageBytes(),
+                                            "kv pages", MemoryPool::kKvPages));
   ChooseAttention();
   const Rope rope(config.rope);
   const size_t bytes = rope.frequency().size() * sizeof(double);

@@ -20,6 +20,7 @@
 #include "engine/compute/cuda/kernels/types.h"
 #include "engine/compute/cuda/products.h"
 #include "engine/compute/cuda/workspace.h"
+#include "engine/compute/seen_counters.h"
 #include "engine/model/model.h"
 #include "kvcache/kv_geometry.h"
 

@@ -82,7 +82,8 @@ absl::Status CudaWeights::UploadAll() {
   const CudaWeightBytes bytes = CudaWeightBytes::Of(model_);
   layer_bytes_ = bytes.expanded_layer;
   RF_ASSIGN_OR_RETURN(
-      expanded_, memory_.Allocate(static_cast<size_t>(places) * bytes.expanded_layer, "weights"));
+      expanded_, memory_.Allocate(static_cast<size_t>(places) * bytes.expanded_layer, "weights",
+                                  MemoryPool::kWeights));
   RF_RETURN_IF_ERROR(UploadNorms());
   RF_ASSIGN_OR_RETURN(embedding_, Store({&model_.embedding()}, "embedding"));
   for (int layer = 0; layer < config_.layers; ++layer) {
@@ -99,7 +100,8 @@ absl::Status CudaWeights::UploadAll() {
     }
   }
   if (plan_.expanded_output) {
-    RF_ASSIGN_OR_RETURN(expanded_output_, memory_.Allocate(bytes.expanded_output, "output head"));
+    RF_ASSIGN_OR_RETURN(expanded_output_, memory_.Allocate(bytes.expanded_output, "output head",
+                                                           MemoryPool::kWeights));
     RF_RETURN_IF_ERROR(
         ExpandFromFile(model_.output(), reinterpret_cast<Bf16*>(expanded_output_.data())));
   } else if (!Tied(model_)) {
@@ -120,7 +122,8 @@ absl::Status CudaWeights::UploadNorms() {
   }
   all.insert(all.end(), model_.output_norm().begin(), model_.output_norm().end());
   RF_CHECK(all.size() == (2 * model_.layers().size() + 1) * width);
-  RF_ASSIGN_OR_RETURN(norms_, memory_.Allocate(all.size() * sizeof(float), "weights"));
+  RF_ASSIGN_OR_RETURN(
+      norms_, memory_.Allocate(all.size() * sizeof(float), "weights", MemoryPool::kWeights));
   return CopyIn(reinterpret_cast<const std::byte*>(all.data()), all.size() * sizeof(float),
                 norms_.data());
 }
@@ -180,7 +183,7 @@ absl::StatusOr<CudaWeights::StoredLayer> CudaWeights::Store(
     stored.offsets.push_back(bytes);
     bytes += Aligned(StoredBytes(*w));
   }
-  RF_ASSIGN_OR_RETURN(stored.buffer, memory_.Allocate(bytes, what));
+  RF_ASSIGN_OR_RETURN(stored.buffer, memory_.Allocate(bytes, what, MemoryPool::kWeights));
   for (size_t i = 0; i < matrices.size(); ++i) {
     RF_RETURN_IF_ERROR(CopyIn(matrices[i]->data, StoredBytes(*matrices[i]),
                               stored.buffer.data() + stored.offsets[i]));

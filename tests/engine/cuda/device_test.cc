@@ -2,6 +2,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <random>
 #include <string>
 #include <thread>
@@ -636,6 +637,20 @@ TEST(CudaDeviceTest, AStepThatFoundNoMemoryGivesScratchBack) {
   device->Recover();
   EXPECT_EQ(BytesOf(*device), before);
   EXPECT_EQ(LogitsOf(text, *device, BatchOf(text)), expected);
+}
+
+TEST(CudaDeviceTest, MemoryIsCountedByWhatItIsFor) {
+  const PassTestModel text(GpuTinyModel(), 40);
+  const auto device = DeviceWith(text, {text.model->config().layers, true});
+  const DeviceBuffer shards = device->Allocate(1000, "shards").value();
+  std::map<std::string, MemoryPool> pools;
+  for (const Device::MemoryUse& use : device->Memory()) pools[use.what] = use.pool;
+  EXPECT_EQ(pools.at("kv pages"), MemoryPool::kKvPages);
+  for (const char* what : {"weights", "embedding", "output head"}) {
+    EXPECT_EQ(pools.at(what), MemoryPool::kWeights) << what;
+  }
+  EXPECT_EQ(pools.at("shards"), MemoryPool::kBuffers);
+  EXPECT_EQ(pools.at("lists"), MemoryPool::kScratch);
 }
 
 TEST(CudaDeviceTest, ALostDeviceGivesNoBuffers) {

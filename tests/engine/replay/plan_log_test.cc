@@ -163,6 +163,19 @@ TEST_F(PlanLogTest, TheLogBeforeIsKept) {
   EXPECT_EQ(Read(path_ + ".1").records.size(), 2u);
 }
 
+TEST_F(PlanLogTest, ALogWithoutStepsTakesNoPlace) {
+  auto writer = Create();
+  Append(*writer, 3);
+  const std::vector<std::string> first = written_;
+  for (const bool ended : {false, true, false}) {
+    writer = Create();
+    if (ended) (void)writer->End(PlanLogEnd::kFailed);
+  }
+  Create();
+  EXPECT_EQ(Read(path_ + ".1").records, first);
+  EXPECT_TRUE(Read().records.empty());
+}
+
 TEST_F(PlanLogTest, AFullLogEndsAndSaysSo) {
   constexpr int64_t kLimit = 4000;
   auto writer = Create(kLimit);
