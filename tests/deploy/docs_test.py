@@ -35,7 +35,7 @@ class Commands(unittest.TestCase):
             if flag in arguments:
                 arguments.remove(flag)
                 self.assertIn(flag, run(chart.HELM, "upgrade", "--help").stdout)
-                extra = ["--set", "model.pvc.claimName=models"]
+                extra = ["--set", "model.pvc.claimName=models", "--set", "image.repository=ringfill/ringfilld"]
         result = run(chart.HELM, "template", *arguments[2:], *extra, "--kube-version", chart.NEWEST)
         self.assertEqual(result.returncode, 0, result.stderr)
 
@@ -68,7 +68,7 @@ class Commands(unittest.TestCase):
 
     def test_objects_have_the_names_that_are_said(self):
         objects = chart.render("cpu")
-        result = run(chart.HELM, "template", "llm", str(chart.CHART), "--set", "model.pvc.claimName=m")
+        result = run(chart.HELM, "template", "llm", str(chart.CHART), "--values", str(chart.VALUES / "cpu.yaml"))
         for name in ("llm-ringfill", "llm-ringfill-pods"):
             self.assertIn(f"name: {name}\n", result.stdout)
         labels = chart.daemon(objects)[0]["metadata"]["labels"]

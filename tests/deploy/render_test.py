@@ -103,8 +103,8 @@ class Rendering(unittest.TestCase):
 
     def test_config_changes_restart_pods(self):
         def checksum(*extra):
-            result = chart.helm("template", "ring", str(chart.CHART), "--set",
-                                "model.pvc.claimName=m", *extra)
+            result = chart.helm("template", "ring", str(chart.CHART), "--values", str(chart.VALUES / "cpu.yaml"),
+                                *extra)
             objects = list(yaml.safe_load_all(result.stdout))
             return chart.daemon(objects)[0]["metadata"]["annotations"]["checksum/config"]
 

@@ -13,6 +13,8 @@ import chart
 REFUSED = (
     ("replicas: many", "/replicas"),
     ("replicaCount: 2", "replicaCount"),
+    ("image: {repository: \"\"}", "image.repository: name the image that you pushed"),
+    ("image: {repository: \"a b\"}", "/image/repository"),
     ("image: {tag: latest}", "/image/tag"),
     ("image: {digest: sha256:123}", "/image/digest"),
     ("image: {pullPolicy: Sometimes}", "/image/pullPolicy"),
@@ -78,11 +80,13 @@ def schema():
 
 class Values(unittest.TestCase):
     def test_bad_values_are_refused_by_name(self):
-        good = ["--set", "model.pvc.claimName=m"]
-        self.assertEqual(chart.helm("template", "r", str(chart.CHART), *good).returncode, 0)
+        good = {"claimName": ["--set", "model.pvc.claimName=m"], "repository": ["--set", "image.repository=r/i"]}
+        result = chart.helm("template", "r", str(chart.CHART), *sum(good.values(), []))
+        self.assertEqual(result.returncode, 0, result.stderr)
         for text, wanted in REFUSED:
             with self.subTest(values=text):
-                first = [] if "claimName" in text else good
+                # What is set wins over what is in a file.
+                first = sum((flags for key, flags in good.items() if key not in text), [])
                 result = chart.helm("template", "r", str(chart.CHART), *first, "--values", "-",
                                     "--kube-version", chart.NEWEST, stdin=text)
                 self.assertNotEqual(result.returncode, 0, "accepted")

@@ -20,6 +20,9 @@ Ports that only the pod itself reaches, and the one for probes.
 {{- $v := .Values }}
 {{- $ranks := default dict $v.config.ranks }}
 {{- $ring := default dict $v.config.ring }}
+{{- if not $v.image.repository }}
+{{- fail "image.repository: name the image that you pushed to a registry, such as registry.example.com/ringfill/ringfilld (docs/DEPLOYMENT.md)" }}
+{{- end }}
 {{- if and (eq $v.model.source "pvc") (not $v.model.pvc.claimName) }}
 {{- fail "model.pvc.claimName: name the claim that has the model, or choose another model.source (image, download)" }}
 {{- end }}
