@@ -28,7 +28,7 @@ MOST_EXPOSURE = 1.3  # of systemd-analyze security, 0 to 10
 
 def build_package():
     """tools/package.sh: of the tested tree where that has no CUDA, else of the tree without."""
-    command = [str(SOURCE_DIR / "tools/package.sh")]
+    command = [str(SOURCE_DIR / "tools/package.sh"), "--no-install"]
     if os.environ.get("RINGFILL_HAVE_CUDA", "ON") != "ON":
         command += ["--tree", str(BUILD_DIR)]
     start = time.monotonic()
