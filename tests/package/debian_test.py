@@ -229,6 +229,20 @@ class DebianPackage(unittest.TestCase):
         self.assertEqual(status["NoNewPrivs"].strip(), "1")
         self.assertEqual(status["Seccomp"].strip(), "2")
         self.assertEqual(int(status["CapBnd"], 16), 0)
+        self.check_what_it_can_write(pid)
+
+    def check_what_it_can_write(self, pid):
+        """As docs/OPERATIONS.md says, and nothing else."""
+        text = (SOURCE_DIR / "docs/OPERATIONS.md").read_text(encoding="utf-8")
+        said = re.search(r"^Files that the service writes .*?Nothing else is writable\.$", text, re.S | re.M)[0]
+        writable = set(re.findall(r"`(/[\w/]+)`", said))
+        self.assertEqual(len(writable), 5)
+        for folder in sorted(writable | {"/etc", "/etc/ringfill", "/opt", "/root", "/run", "/srv", "/usr/bin", "/var",
+                                         "/var/cache", "/var/lib", "/var/log"}):
+            result = self.machine.run(
+                "nsenter", "-t", pid, "--mount", "setpriv", "--reuid=ringfill", "--regid=ringfill", "--clear-groups",
+                "test", "-w", folder, check=False)
+            self.assertEqual((result.returncode, result.stderr), (0 if folder in writable else 1, ""), folder)
 
     def test_07_ranks_as_processes_and_a_long_prompt_work_too(self):
         self.configure("ranks:\n", "ring:\n  transport: processes\nranks:\n")
