@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "absl/strings/str_cat.h"
+#include "base/log.h"
 #include "base/machine.h"
 #include "engine/compute/attention/attention.h"
 #include "engine/compute/attention/kv_layout.h"
@@ -112,7 +113,7 @@ absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, Engine
     // Four contexts, and a partly filled page a rank for every request that may run.
     const int64_t context_pages = info.max_context_tokens / o.page_tokens + o.ranks;
     const int64_t pages = 4 * context_pages + o.max_running_requests * o.ranks;
-    bytes = std::min(pages * page_bytes, MachineBytes() / 4);
+    bytes = std::min(pages * page_bytes, UsableMemory() / 4);
   }
   const int64_t pages_per_rank = bytes / o.ranks / page_bytes;
   info.kv_pages = pages_per_rank * o.ranks;
@@ -123,9 +124,16 @@ absl::Status SettlePool(const ModelConfig& model, const EngineOptions& o, Engine
         absl::StrCat("kv.memory_bytes is ", o.kv_memory_bytes, "; one page on each of ", o.ranks,
                      " ranks takes ", page_bytes * o.ranks, " bytes"));
   }
-  if (info.kv_bytes > MachineBytes() || pages_per_rank > std::numeric_limits<PageId>::max()) {
+  if (info.kv_bytes > UsableMemory() || pages_per_rank > std::numeric_limits<PageId>::max()) {
     return absl::InvalidArgumentError(absl::StrCat("kv.memory_bytes is ", info.kv_bytes,
-                                                   ", the machine has ", MachineBytes(), " bytes"));
+                                                   ", this process may have ", UsableMemory(),
+                                                   " bytes"));
+  }
+  if (info.kv_tokens < info.max_context_tokens) {
+    Log(LogLevel::kWarning, "the KV pool holds no whole context; larger requests are refused",
+        {{"kv_tokens", info.kv_tokens},
+         {"max_context_tokens", info.max_context_tokens},
+         {"hint", "raise kv.memory_bytes or lower model.max_context_tokens"}});
   }
   return absl::OkStatus();
 }

@@ -168,8 +168,9 @@ void TraceJson::End(std::string& out) { out += empty_ ? kNoSpans : kEnd; }
 
 absl::StatusOr<std::unique_ptr<TraceFile>> TraceFile::Create(const std::string& path,
                                                              int64_t max_spans) {
-  // O_NONBLOCK: a named pipe that nobody reads is an error, and no wait for a reader.
-  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0644);
+  // For this user alone, since it names requests. O_NONBLOCK: a named pipe that nobody reads is an
+  // error, and no wait for a reader.
+  const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NONBLOCK, 0600);
   if (fd < 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot write ", path, ": ", std::strerror(errno)));

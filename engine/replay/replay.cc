@@ -1,7 +1,5 @@
 #include "engine/replay/replay.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <limits>
 #include <span>
@@ -47,8 +45,7 @@ absl::Status CheckGeometry(const PlanLogHeader& header, const Model& model) {
   }
   const double pool = static_cast<double>(here.PageBytes()) *
                       static_cast<double>(header.pages_per_rank) * header.ranks;
-  const double machine =
-      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  const auto machine = static_cast<double>(UsableMemory());
   if (pool > machine || header.pages_per_rank > std::numeric_limits<PageId>::max()) {
     return Differs("memory", absl::StrCat(pool, " bytes of KV pages"),
                    absl::StrCat("a machine of ", machine, " bytes"));

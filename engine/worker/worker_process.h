@@ -47,7 +47,7 @@ struct WorkerOptions {
   Duration join_limit = std::chrono::seconds(60);
   // Tests claim others.
   uint32_t version = kControlVersion;
-  int64_t memory_bytes = MachineBytes();
+  int64_t memory_bytes = UsableMemory();
   std::string host = HostName();
   std::string boot_id = BootId();
 };
