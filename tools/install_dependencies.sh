@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that ringfill needs and that are missing.
 #
-# Usage: tools/install_dependencies.sh [--test] [--package]
+# Usage: tools/install_dependencies.sh [--test] [--package] [--image]
 #
 #   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian, Prometheus)
 #   --package   also what makes a Debian package
+#   --image     also what builds and runs the container image without a daemon
 #
 # Runs as root or through sudo. When nothing is missing it asks no network and ends at once.
 set -euo pipefail
@@ -32,10 +33,13 @@ test_packages=(
   groff-base iproute2 lintian man-db mmdebstrap
 )
 
+image_packages=(buildah mmdebstrap podman runc)
+
 for argument in "$@"; do
   case $argument in
     --test) packages+=("${test_packages[@]}") ;;
     --package) packages+=("${package_packages[@]}") ;;
+    --image) packages+=("${image_packages[@]}") ;;
     -h | --help) show_help ;;
     *) usage_error "unknown argument: $argument" ;;
   esac
