@@ -18,7 +18,7 @@ CACHE = pathlib.Path(os.environ.get("XDG_CACHE_HOME", pathlib.Path.home() / ".ca
 TOOLS = ("buildah", "podman", "runc", "mmdebstrap", "nsenter", "git", "tar")
 BASE = "localhost/ringfill-test/debian:12"
 # As the slim images of Debian: no manuals, no translations, of documents the licences alone.
-BASE_ARGUMENTS = ("--mode=root", "--variant=minbase", "--include=ca-certificates", "--aptopt=Acquire::Retries \"3\"",
+BASE_ARGUMENTS = ("--mode=root", "--variant=minbase", "--aptopt=Acquire::Retries \"3\"",
                   *(f"--dpkgopt=path-{rule}" for rule in (
                       "exclude=/usr/share/man/*", "exclude=/usr/share/locale/*", "exclude=/usr/share/doc/*",
                       "include=/usr/share/doc/*/copyright")))
@@ -66,10 +66,15 @@ class Storage:
         self.folder = pathlib.Path(kept or self._temporary.name)
         self.folder.mkdir(parents=True, exist_ok=True)
         conf = self.folder / "storage.conf"
-        conf.write_text(f'[storage]\ndriver = "vfs"\ngraphroot = "{self.folder}/graph"\n'
-                        f'runroot = "{self.folder}/run"\n', encoding="utf-8")
-        self._environment = dict(os.environ, CONTAINERS_STORAGE_CONF=str(conf))
-        return self
+        self.environment = dict(os.environ, CONTAINERS_STORAGE_CONF=str(conf))
+        # Where file systems cannot be laid over each other, every layer is a copy of all below it.
+        for driver in ("overlay", "vfs"):
+            conf.write_text(f'[storage]\ndriver = "{driver}"\ngraphroot = "{self.folder}/{driver}"\n'
+                            f'runroot = "{self.folder}/run-{driver}"\n', encoding="utf-8")
+            if subprocess.run(["buildah", "info"], capture_output=True, check=False,
+                              env=self.environment).returncode == 0:
+                return self
+        raise Unavailable("buildah can keep no images here")
 
     def __exit__(self, *exception):
         self.podman("rm", "--all", "--force", "--time", "0")
@@ -78,10 +83,10 @@ class Storage:
             self._temporary.cleanup()
 
     def buildah(self, *arguments, timeout_s=600):
-        return _run(["buildah", *arguments], timeout_s, env=self._environment)
+        return _run(["buildah", *arguments], timeout_s, env=self.environment)
 
     def podman(self, *arguments, timeout_s=180):
-        return _run(self.podman_command(*arguments), timeout_s, env=self._environment)
+        return _run(self.podman_command(*arguments), timeout_s, env=self.environment)
 
     def podman_command(self, *arguments):
         return ["podman", "--runtime", "runc", "--cgroup-manager", "cgroupfs", "--tmpdir", f"{self.folder}/tmp",
@@ -89,7 +94,7 @@ class Storage:
 
     def try_podman(self, *arguments, timeout_s=180):
         return subprocess.run(self.podman_command(*arguments), capture_output=True, text=True, timeout=timeout_s,
-                              check=False, env=self._environment)
+                              check=False, env=self.environment)
 
     def make_base(self):
         if BASE in self.buildah("images", "--format", "{{.Name}}:{{.Tag}}").split():
@@ -111,9 +116,11 @@ class Storage:
 
     def run_flags(self):
         """What `podman run` needs besides: no network but loopback, and limits that this process may give."""
-        limits = ((name, resource.getrlimit(kind)[1]) for name, kind in
-                  (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)))
-        return ["--network", "none", *(word for name, most in limits
+        limits = {"nofile": 4096, "nproc": 4096}
+        for name, kind in (("nofile", resource.RLIMIT_NOFILE), ("nproc", resource.RLIMIT_NPROC)):
+            most = resource.getrlimit(kind)[1]
+            limits[name] = limits[name] if most == resource.RLIM_INFINITY else min(most, limits[name])
+        return ["--network", "none", *(word for name, most in limits.items()
                                        for word in ("--ulimit", f"{name}={most}:{most}"))]
 
     def inspect(self, kind, name):

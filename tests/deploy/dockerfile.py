@@ -33,11 +33,12 @@ class Dockerfile:
                              if item["instruction"] != "COMMENT"]
         self.labels = parser.labels
         self.froms = [value for name, value in self.instructions if name == "FROM"]
-        last = max(i for i, item in enumerate(self.instructions) if item[0] == "FROM")
-        self.final = self.instructions[last + 1:]
+        starts = [i for i, item in enumerate(self.instructions) if item[0] == "FROM"]
+        self.stages = [self.instructions[start + 1:end]
+                       for start, end in zip(starts, [*starts[1:], len(self.instructions)])]
+        self.final = self.stages[-1]
         # Arguments before the first stage, with their defaults.
-        first = next(i for i, item in enumerate(self.instructions) if item[0] == "FROM")
-        self.arguments = dict(value.split("=", 1) for _, value in self.instructions[:first])
+        self.arguments = dict(value.split("=", 1) for _, value in self.instructions[:starts[0]])
 
     def all(self, name):
         return [value for each, value in self.instructions if each == name]
@@ -114,6 +115,25 @@ def bases(file):
         yield f"DEBIAN is {base!r}: give registry, repository and a tag"
 
 
+def arguments(file):
+    """An argument is known in the stages that declare it, and nothing where they do not."""
+    for stage in file.stages:
+        declared = {value.split("=")[0] for name, value in stage if name == "ARG"}
+        for name, value in stage:
+            used = set(re.findall(r"\$\{([A-Z_]+)\}", value)) if name in ("RUN", "LABEL", "COPY") else set()
+            for each in used - declared:
+                yield f"{name} uses {each}, which its stage does not declare"
+    # Scripts read theirs from the environment.
+    for script, names in (("dependencies.sh", {"VARIANT"}), ("build.sh", {"VARIANT", "VERSION", "GRPC_VERSION"})):
+        for stage in file.stages:
+            declared = set()
+            for name, value in stage:
+                if name == "ARG":
+                    declared.add(value.split("=")[0])
+                elif name == "RUN" and script in value and names - declared:
+                    yield f"{script} runs without {names - declared}"
+
+
 def from_outside(file):
     """Files come from the context and from packages that their installer verifies."""
     if file.all("ADD"):
@@ -143,4 +163,4 @@ def small(file):
             yield f"no {wanted}"
 
 
-CHECKS = (user, command, ports, labels, bases, from_outside, secrets, small)
+CHECKS = (user, command, ports, labels, bases, arguments, from_outside, secrets, small)
