@@ -156,7 +156,7 @@ class Image(unittest.TestCase):
     def test_a_request_finishes_after_sigterm(self):
         self.start_as_documented()
         command = self.storage.podman_command("exec", "ringfilld", "ringfill", "--connect-timeout", "120",
-                                              "generate", "--prompt", "Once upon a time", "--max-tokens", "400",
+                                              "generate", "--prompt", "Once upon a time", "--max-tokens", "150",
                                               "--ignore-eos", "--no-progress")
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=self.storage.environment) as request:
             request.stdout.read(1)
@@ -229,7 +229,7 @@ class Image(unittest.TestCase):
                               "-not", "-type", "d", "-print")
         self.assertEqual(found, "")
         # Every file of the package as it was built, but for the configuration.
-        self.assertNotRegex(self.in_image("dpkg", "--verify", "ringfill"), r"(?m)^\?\?5.* (?!c /etc/)")
+        self.assertNotRegex(self.in_image("dpkg", "--verify", "ringfill"), r"(?m)^\?\?5\S+ +/")
 
 
 def chart_version():
