@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that ringfill needs and that are missing.
 #
-# Usage: tools/install_dependencies.sh [--test] [--package] [--list]
+# Usage: tools/install_dependencies.sh [--test] [--package] [--image] [--list]
 #
 #   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian)
 #   --package   also what makes a Debian package
+#   --image     also what builds and runs the container image without a daemon
 #   --list      only prints their names
 #
 # None of them starts a service. What the tests run of packages that would is fetched, not installed
@@ -34,12 +35,14 @@ test_packages=(
   # Of the package: its pages, its rules, a bare Debian that it is installed in.
   groff-base iproute2 lintian man-db mmdebstrap
 )
+image_packages=(buildah mmdebstrap podman runc)
 
 list=false
 for argument in "$@"; do
   case $argument in
     --test) packages+=("${test_packages[@]}") ;;
     --package) packages+=("${package_packages[@]}") ;;
+    --image) packages+=("${image_packages[@]}") ;;
     --list) list=true ;;
     -h | --help) show_help ;;
     *) usage_error "unknown argument: $argument" ;;
