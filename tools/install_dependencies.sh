@@ -1,11 +1,15 @@
 #!/usr/bin/env bash
 # Installs the Debian 12 packages that ringfill needs and that are missing.
 #
-# Usage: tools/install_dependencies.sh [--test] [--package]
+# Usage: tools/install_dependencies.sh [--test] [--package] [--image] [--list]
 #
-#   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian, Prometheus)
+#   --test      also what only the tests need (clang with libFuzzer, clang-format, a bare Debian)
 #   --package   also what makes a Debian package
+#   --image     also what builds and runs the container image without a daemon
+#   --list      only prints their names
 #
+# None of them starts a service. What the tests run of packages that would is fetched, not installed
+# (tools/fetch_prometheus.sh).
 # Runs as root or through sudo. When nothing is missing it asks no network and ends at once.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -27,19 +31,28 @@ packages=(
 package_packages=(dpkg-dev file)
 test_packages=(
   "${package_packages[@]}"
-  clang clang-format curl libclang-rt-14-dev llvm prometheus python3-venv shellcheck
+  clang clang-format curl libclang-rt-14-dev llvm python3-venv shellcheck
   # Of the package: its pages, its rules, a bare Debian that it is installed in.
   groff-base iproute2 lintian man-db mmdebstrap
 )
+image_packages=(buildah mmdebstrap podman runc)
 
+list=false
 for argument in "$@"; do
   case $argument in
     --test) packages+=("${test_packages[@]}") ;;
     --package) packages+=("${package_packages[@]}") ;;
+    --image) packages+=("${image_packages[@]}") ;;
+    --list) list=true ;;
     -h | --help) show_help ;;
     *) usage_error "unknown argument: $argument" ;;
   esac
 done
+
+if $list; then
+  printf '%s\n' "${packages[@]}"
+  exit 0
+fi
 
 command -v dpkg-query >/dev/null ||
   die "this system has no dpkg; install what corresponds to: ${packages[*]}"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Builds the Debian package, and prints its path.
 #
-# Usage: tools/package.sh [--tree DIR]
+# Usage: tools/package.sh [--tree DIR] [--no-install]
 #
-#   --tree DIR   packs this build tree, built already, instead of a tree of its own
+#   --tree DIR     packs this build tree, built already, instead of a tree of its own
+#   --no-install   does not ask apt for what the build needs, and fails where that is missing
 #
 # That tree is build/package: optimised, without CUDA, so that the package depends on nothing of
 # NVIDIA's. One with CUDA comes from --tree; libraries that are of no Debian package are not among its
@@ -12,6 +13,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 tree=
+install=true
 while [[ $# -gt 0 ]]; do
   case $1 in
     --tree)
@@ -19,13 +21,14 @@ while [[ $# -gt 0 ]]; do
       tree=$2
       shift
       ;;
+    --no-install) install=false ;;
     -h | --help) show_help ;;
     *) usage_error "unknown argument: $1" ;;
   esac
   shift
 done
 
-"$root/tools/install_dependencies.sh" --package
+if $install; then "$root/tools/install_dependencies.sh" --package; fi
 if [[ -z $tree ]]; then
   tree=$root/build/package
   build package ringfilld ringfill ringfill_packaging

@@ -1,9 +1,13 @@
 """The chart as helm renders it, for the tests beside this one. with_tools.py starts them."""
 
 import concurrent.futures
+import functools
+import hashlib
 import os
 import pathlib
+import shutil
 import subprocess
+import threading
 
 import yaml
 
@@ -15,6 +19,8 @@ HELM = str(TOOLS / "bin/helm")
 ENVOY = str(TOOLS / "bin/envoy")
 BIN_DIR = pathlib.Path(os.environ.get("RINGFILL_BIN_DIR", SOURCE_DIR / "build/release/bin"))
 SKIPPED = 77  # SKIP_RETURN_CODE in CMakeLists.txt
+# What tests before this one have rendered of the same files; none where the variable is not set.
+RENDERED = os.environ.get("RINGFILL_RENDERED")
 
 KUBERNETES = [f"1.{minor}" for minor in range(28, 38)]
 NEWEST = KUBERNETES[-1]
@@ -39,19 +45,48 @@ def helm(*arguments, stdin=None):
                           timeout=120, check=False)
 
 
-def template(values, version=NEWEST, chart=CHART):
-    """helm's answer; `values` is the name of a value set, or a path."""
-    path = values if isinstance(values, pathlib.Path) else VALUES / f"{values}.yaml"
-    return helm("template", "ring", str(chart), "--namespace", "llm", "--values", str(path),
+def template(values, version=NEWEST):
+    """helm's answer; `values` is the name of a value set."""
+    return helm("template", "ring", str(CHART), "--namespace", "llm", "--values", str(VALUES / f"{values}.yaml"),
                 "--kube-version", version)
 
 
-def render(values, version=NEWEST, chart=CHART):
-    """The objects."""
-    result = template(values, version, chart)
+@functools.cache
+def cache():
+    """The folder for renderings of the chart as it is, by which helm; those of another chart are removed."""
+    digest = hashlib.sha256(HELM.encode())
+    for path in sorted(path for path in CHART.rglob("*") if path.is_file()):
+        digest.update(f"{path.relative_to(CHART)}\0{path.stat().st_size}\0".encode() + path.read_bytes())
+    folder = pathlib.Path(RENDERED) / digest.hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    for other in folder.parent.iterdir():
+        if other != folder:
+            shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+def text(values, version):
+    """helm's output, or that of a test before."""
+    path = None
+    if RENDERED:
+        digest = hashlib.sha256((VALUES / f"{values}.yaml").read_bytes()).hexdigest()
+        path = cache() / f"{values}-{version}-{digest}.yaml"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+    result = template(values, version)
     if result.returncode != 0:
         raise AssertionError(f"{values} on {version}: {result.stderr}")
-    return [item for item in yaml.load_all(result.stdout, yaml.CSafeLoader) if item is not None]
+    if path:
+        # Under its name only when it is whole: tests run side by side.
+        part = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        part.write_text(result.stdout, encoding="utf-8")
+        part.rename(path)
+    return result.stdout
+
+
+def render(values, version=NEWEST):
+    """The objects."""
+    return [item for item in yaml.load_all(text(values, version), yaml.CSafeLoader) if item is not None]
 
 
 def render_all(jobs):

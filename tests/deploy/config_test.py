@@ -64,10 +64,28 @@ class Config(unittest.TestCase):
         self.assertNotIn("memory_bytes", self.config("gpus_processes")["kv"])
         self.assertEqual(self.config("cpu")["ranks"]["backend"], "cpu")
 
-    def test_kv_memory_follows_the_limit(self):
-        for name, wanted in (("cpu", 2 << 30), ("multinode", 3 * (2 << 30)),
-                             ("multinode_download", 2 * 8000000000 // 4), ("every_key", 1 << 40)):
+    def test_kv_memory_of_several_nodes_follows_the_limit(self):
+        for name, wanted in (("multinode", 3 * (2 << 30)), ("multinode_download", 2 * 8000000000 // 4),
+                             ("every_key", 1 << 40)):
             self.assertEqual(self.config(name)["kv"]["memory_bytes"], wanted, name)
+        # One pod: the daemon sees the limit itself. A GPU's memory is the rank's to ask.
+        for name in ("cpu", "no_envoy", "gpu", "multinode_gpu"):
+            self.assertNotIn("memory_bytes", self.config(name).get("kv", {}), name)
+
+    def test_a_rank_has_room_for_its_share(self):
+        for limit, wanted in (("1536Mi", 1536 << 20), ("1.5Gi", 1536 << 20), ("8000M", 8000000000), ("8e9", None),
+                              ("1000000001", 1000000001), ("2.25T", 2250000000000)):
+            result = chart.helm("template", "ring", str(chart.CHART), "--values", str(chart.VALUES / "multinode.yaml"),
+                                "--set-string", f"resources.limits.memory={limit}")
+            with self.subTest(limit=limit):
+                if wanted is None:
+                    self.assertIn("/resources/limits/memory", result.stderr)
+                    continue
+                objects = [item for item in yaml.safe_load_all(result.stdout) if item]
+                config = yaml.safe_load(chart.config_map(objects)["ringfill.yaml"])
+                share = config["kv"]["memory_bytes"] / config["ranks"]["count"]
+                self.assertLessEqual(share, wanted)
+                self.assertEqual(share, wanted // 4)
 
     def test_threads_follow_the_limit(self):
         for name, wanted in (("cpu", True), ("every_key", False)):

@@ -6,6 +6,8 @@ import subprocess
 import sys
 import unittest
 
+import yaml
+
 import chart
 
 
@@ -35,7 +37,7 @@ class Commands(unittest.TestCase):
             if flag in arguments:
                 arguments.remove(flag)
                 self.assertIn(flag, run(chart.HELM, "upgrade", "--help").stdout)
-                extra = ["--set", "model.pvc.claimName=models"]
+                extra = ["--set", "model.pvc.claimName=models", "--set", "image.repository=ringfill/ringfilld"]
         result = run(chart.HELM, "template", *arguments[2:], *extra, "--kube-version", chart.NEWEST)
         self.assertEqual(result.returncode, 0, result.stderr)
 
@@ -58,17 +60,37 @@ class Commands(unittest.TestCase):
                        for text in arguments[1:]])
         self.assertEqual(result.returncode, 4, result.stderr)  # no daemon answers
 
+    def check_docker(self, arguments):
+        """Names and numbers; what can be run of it is, in image_test.py."""
+        if arguments[1] not in ("build", "run"):
+            self.assertIn("ringfilld", " ".join(arguments[2:]))
+            return
+        options = dict(zip(arguments, arguments[1:]))
+        values = yaml.safe_load((chart.CHART / "values.yaml").read_text(encoding="utf-8"))
+        version = yaml.safe_load((chart.CHART / "Chart.yaml").read_text(encoding="utf-8"))["appVersion"]
+        image = f"ringfill/ringfilld:{version}"
+        if arguments[1] == "build":
+            self.assertTrue((chart.SOURCE_DIR / options["--file"]).exists())
+            self.assertEqual(options["--tag"], image + ("-cuda" if "VARIANT=cuda" in arguments else ""))
+            return
+        self.assertEqual(arguments[-1], image)
+        context = values["podSecurityContext"]
+        self.assertEqual(options["--user"], f"{context['runAsUser']}:{context['runAsGroup']}")
+        for name in ("service", "metrics"):
+            self.assertIn("127.0.0.1:{0}:{0}".format(values[name]["port"]), arguments)
+        self.assertGreater(int(options["--stop-timeout"]), values["config"]["server"]["drain_timeout_s"])
+
     def test_each(self):
         seen = set()
         for arguments in commands():
             seen.add(arguments[0])
             with self.subTest(command=" ".join(arguments)):
                 getattr(self, f"check_{arguments[0]}")(arguments)
-        self.assertEqual(seen, {"helm", "kubectl", "ringfill"})
+        self.assertEqual(seen, {"docker", "helm", "kubectl", "ringfill"})
 
     def test_objects_have_the_names_that_are_said(self):
         objects = chart.render("cpu")
-        result = run(chart.HELM, "template", "llm", str(chart.CHART), "--set", "model.pvc.claimName=m")
+        result = run(chart.HELM, "template", "llm", str(chart.CHART), "--values", str(chart.VALUES / "cpu.yaml"))
         for name in ("llm-ringfill", "llm-ringfill-pods"):
             self.assertIn(f"name: {name}\n", result.stdout)
         labels = chart.daemon(objects)[0]["metadata"]["labels"]

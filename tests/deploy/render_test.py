@@ -101,10 +101,21 @@ class Rendering(unittest.TestCase):
                     continue
                 self.assertLessEqual(named, ports, f"{name} on {version}: {item['kind']}")
 
+    def test_targets_of_a_pod_have_labels_of_their_own(self):
+        """The operator makes them of pod, port and what relabelings set, never of the path."""
+        monitors = [item for objects in self.rendered.values() for item in objects if item["kind"] == "PodMonitor"]
+        self.assertNotEqual(monitors, [])
+        for item in monitors:
+            labels = []
+            for end in item["spec"]["podMetricsEndpoints"]:
+                set_here = {rule["targetLabel"]: rule["replacement"] for rule in end.get("relabelings", [])}
+                labels.append({"endpoint": end["port"], **set_here})
+            self.assertEqual(labels, [{"endpoint": "metrics"}, {"endpoint": "envoy"}])
+
     def test_config_changes_restart_pods(self):
         def checksum(*extra):
-            result = chart.helm("template", "ring", str(chart.CHART), "--set",
-                                "model.pvc.claimName=m", *extra)
+            result = chart.helm("template", "ring", str(chart.CHART), "--values", str(chart.VALUES / "cpu.yaml"),
+                                *extra)
             objects = list(yaml.safe_load_all(result.stdout))
             return chart.daemon(objects)[0]["metadata"]["annotations"]["checksum/config"]
 

@@ -13,6 +13,8 @@ import chart
 REFUSED = (
     ("replicas: many", "/replicas"),
     ("replicaCount: 2", "replicaCount"),
+    ("image: {repository: \"\"}", "image.repository: name the image that you pushed"),
+    ("image: {repository: \"a b\"}", "/image/repository"),
     ("image: {tag: latest}", "/image/tag"),
     ("image: {digest: sha256:123}", "/image/digest"),
     ("image: {pullPolicy: Sometimes}", "/image/pullPolicy"),
@@ -47,7 +49,8 @@ REFUSED = (
      "config.ring.transport"),
     ("resources: {limits: {memory: null}}", "/resources/limits"),
     ("resources: {limits: {memory: lots}}", "/resources/limits/memory"),
-    ("resources: {limits: {memory: 1.5Gi}}", "config.kv.memory_bytes"),
+    ("{multinode: {enabled: true, secret: {name: s}}, resources: {limits: {memory: 8589934592000m}}}",
+     "config.kv.memory_bytes"),
     ("service: {port: 80}", "/service/port"),
     ("service: {port: 50063}", "service.port"),
     ("service: {type: ExternalName}", "/service/type"),
@@ -63,6 +66,14 @@ REFUSED = (
     ("networkPolicy: {grpcFrom: [{}]}", "/networkPolicy/grpcFrom/0"),
     ("probes: {liveness: {periodSeconds: 0}}", "/probes/liveness/periodSeconds"),
     ("metrics: {podMonitor: {interval: often}}", "/metrics/podMonitor/interval"),
+    ("metrics: {prometheusRule: {firstToken: {seconds: 100}}}", "/metrics/prometheusRule/firstToken/seconds"),
+    # 14.4 times as many late ones as that allows would be more than all.
+    ("metrics: {prometheusRule: {firstToken: {ratio: 0.9}}}", "/metrics/prometheusRule/firstToken/ratio"),
+    ("metrics: {prometheusRule: {firstToken: {ratio: 1}}}", "/metrics/prometheusRule/firstToken/ratio"),
+    ("metrics: {prometheusRule: {firstToken: {ratio: \"0.93\"}}}", "/metrics/prometheusRule/firstToken/ratio"),
+    ("metrics: {prometheusRule: {queueAgeSeconds: 0}}", "/metrics/prometheusRule/queueAgeSeconds"),
+    ("metrics: {prometheusRule: {runbookUrl: \"https://x/y#down\"}}", "/metrics/prometheusRule/runbookUrl"),
+    ("metrics: {prometheusRule: {runbookUrl: docs}}", "/metrics/prometheusRule/runbookUrl"),
     ("env: [{value: x}]", "/env/0"),
     ("env: [{name: RINGFILL_RANK, value: x}]", "RINGFILL_RANK"),
     ("topologySpread: {whenUnsatisfiable: Never}", "/topologySpread/whenUnsatisfiable"),
@@ -78,11 +89,13 @@ def schema():
 
 class Values(unittest.TestCase):
     def test_bad_values_are_refused_by_name(self):
-        good = ["--set", "model.pvc.claimName=m"]
-        self.assertEqual(chart.helm("template", "r", str(chart.CHART), *good).returncode, 0)
+        good = {"claimName": ["--set", "model.pvc.claimName=m"], "repository": ["--set", "image.repository=r/i"]}
+        result = chart.helm("template", "r", str(chart.CHART), *sum(good.values(), []))
+        self.assertEqual(result.returncode, 0, result.stderr)
         for text, wanted in REFUSED:
             with self.subTest(values=text):
-                first = [] if "claimName" in text else good
+                # What is set wins over what is in a file.
+                first = sum((flags for key, flags in good.items() if key not in text), [])
                 result = chart.helm("template", "r", str(chart.CHART), *first, "--values", "-",
                                     "--kube-version", chart.NEWEST, stdin=text)
                 self.assertNotEqual(result.returncode, 0, "accepted")

@@ -26,12 +26,13 @@ sys.path.insert(0, str(chart.SOURCE_DIR / "tests/e2e"))
 import harness  # noqa: E402
 
 STREAMS, REQUESTS, CONNECTIONS = 4, 6, 24
+# Of a daemon that is no larger than it must be.
+SMALL = ["--set", "resources.limits.memory=1Gi", "--set", "config.compute.threads=2",
+         "--set", "config.model.max_context_tokens=4096"]
 # Small enough to reach.
 LIMITS = ["--set", f"envoy.limits.concurrentStreams={STREAMS}",
           "--set", f"envoy.limits.requests={REQUESTS}",
-          "--set", f"envoy.limits.connections={CONNECTIONS}",
-          "--set", "resources.limits.memory=1Gi", "--set", "config.compute.threads=2",
-          "--set", "config.model.max_context_tokens=4096"]
+          "--set", f"envoy.limits.connections={CONNECTIONS}", *SMALL]
 OPEN_CALL = "/ringfill.v1.Ringfill/Tokenize"
 
 
@@ -271,6 +272,30 @@ class OneNode(unittest.TestCase):
         self.assertEqual(sum(not connection.closed for connection in held), CONNECTIONS)
 
 
+class Overload(unittest.TestCase):
+    def test_probes_and_metrics_go_on(self):
+        """With more on the heap than it may have: clients are refused, and the kubelet is not."""
+        with Pod("cpu", "--set", "model.file=model.gguf", *LIMITS) as pod:
+            path = pod.folder / "envoy.yaml"
+            text, count = re.subn(r"max_heap_size_bytes: \d+", "max_heap_size_bytes: 1", path.read_text("utf-8"))
+            self.assertEqual(count, 1)
+            path.write_text(text, encoding="utf-8")
+            pod.start_envoy()
+            pod.start_daemon()
+            pod.wait_ready()
+            deadline = time.monotonic() + 10
+            while pod.health(port="grpc") == "SERVING":
+                self.assertLess(time.monotonic(), deadline, "no overload")
+                time.sleep(0.05)
+            for _ in range(3):
+                self.assertEqual(pod.health(), "SERVING")
+                self.assertEqual(pod.get("health", "/ready"), "LIVE\n")
+                self.assertIn("ringfill_build_info", pod.get("metrics", "/metrics"))
+            active = 'envoy_overload_envoy_overload_actions_stop_accepting_requests_active{} 1\n'
+            self.assertIn(active, pod.get("metrics", "/envoy/metrics"))
+            self.assertIsNone(pod.health(port="grpc"))
+
+
 class Ending(unittest.TestCase):
     def test_calls_finish_while_the_daemon_drains(self):
         with Pod("cpu", "--set", "model.file=model.gguf", *LIMITS) as pod:
@@ -297,7 +322,7 @@ class Ending(unittest.TestCase):
 
 class SeveralNodes(unittest.TestCase):
     def test_ranks_join(self):
-        with Pod("multinode", "--set", "multinode.ranks=2", *LIMITS[-6:-2]) as pod:
+        with Pod("multinode", "--set", "multinode.ranks=2", *SMALL) as pod:
             pod.start_daemon()
             ranks = [pod.start(harness.RINGFILLD, pod.container("rank"), RINGFILL_CPUS="1",
                                RINGFILL_RANK=str(rank), RINGFILL_POD_IP="127.0.0.1",

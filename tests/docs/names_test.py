@@ -70,6 +70,13 @@ class Links(unittest.TestCase):
         self.assertIn("against-llamacpp", documents.anchors("docs/BENCHMARKS.md"))
 
 
+class Layout(unittest.TestCase):
+    def test_no_line_begins_with_a_space_of_no_meaning(self):
+        for name in documents.paths():
+            with self.subTest(document=name):
+                self.assertEqual(re.findall(r"^ (?! ).+", documents.prose(name), re.MULTILINE), [])
+
+
 class Names(unittest.TestCase):
     def test_metrics(self):
         known = documents.metrics()

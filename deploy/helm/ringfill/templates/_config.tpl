@@ -20,6 +20,9 @@ Ports that only the pod itself reaches, and the one for probes.
 {{- $v := .Values }}
 {{- $ranks := default dict $v.config.ranks }}
 {{- $ring := default dict $v.config.ring }}
+{{- if not $v.image.repository }}
+{{- fail "image.repository: name the image that you pushed to a registry, such as registry.example.com/ringfill/ringfilld (docs/DEPLOYMENT.md)" }}
+{{- end }}
 {{- if and (eq $v.model.source "pvc") (not $v.model.pvc.claimName) }}
 {{- fail "model.pvc.claimName: name the claim that has the model, or choose another model.source (image, download)" }}
 {{- end }}
@@ -71,17 +74,20 @@ Ports that only the pod itself reaches, and the one for probes.
 {{- end }}
 {{- end }}
 
-{{/* Bytes for KV without GPUs: a quarter of the ranks' memory limits, which the daemon itself cannot see. */}}
+{{/*
+Bytes for KV of ranks on several nodes without GPUs: a quarter of their memory limits. The daemon would take the
+limit of its own container, which holds no KV.
+*/}}
 {{- define "ringfill.kvBytes" -}}
 {{- $limit := toString .Values.resources.limits.memory }}
 {{- $unit := regexFind "[A-Za-z]*$" $limit }}
-{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 }}
+{{- $units := dict "" 1 "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 }}
 {{- $number := trimSuffix $unit $limit }}
-{{- if or (not (hasKey $units $unit)) (not (regexMatch "^[0-9]+$" $number)) }}
-{{- fail (printf "config.kv.memory_bytes: give it, since resources.limits.memory (%s) is no whole number of bytes, Ki, Mi, Gi or Ti" $limit) }}
+{{- if not (hasKey $units $unit) }}
+{{- fail (printf "config.kv.memory_bytes: give it, since resources.limits.memory (%s) is in thousandths" $limit) }}
 {{- end }}
-{{- $ranks := ternary (int64 .Values.multinode.ranks) 1 .Values.multinode.enabled }}
-{{- div (mul (int64 $number) (get $units $unit) $ranks) 4 }}
+{{- $bytes := mulf (float64 $number) (get $units $unit) | int64 }}
+{{- mul (div $bytes 4) (int64 .Values.multinode.ranks) }}
 {{- end }}
 
 {{/* The daemon's file, as YAML. */}}
@@ -105,7 +111,7 @@ Ports that only the pod itself reaches, and the one for probes.
 {{- $_ := set $config.ranks "count" (int $v.gpu.count) }}
 {{- else }}
 {{- $_ := set $config.ranks "backend" "cpu" }}
-{{- if not (hasKey $config.kv "memory_bytes") }}{{ $_ := set $config.kv "memory_bytes" (include "ringfill.kvBytes" . | int64) }}{{ end }}
+{{- if and $v.multinode.enabled (not (hasKey $config.kv "memory_bytes")) }}{{ $_ := set $config.kv "memory_bytes" (include "ringfill.kvBytes" . | int64) }}{{ end }}
 {{- end }}
 {{- if $v.multinode.enabled }}
 {{- $_ := set $config.ranks "count" (int $v.multinode.ranks) }}

@@ -1,6 +1,7 @@
 {{/*
-Envoy's file. Listeners: gRPC for clients, health for probes, metrics. Probes have a listener, a connection
-pool and a share of the connections of their own, so that a flood of clients does not fail them.
+Envoy's file. Listeners: gRPC for clients, health for probes, metrics. The last two have connections and upstream
+pools of their own, few of both, and no overload stops them: clients that use up Envoy's connections, requests or
+memory fail neither probes nor scrapes.
 */}}
 {{- define "ringfill.envoyHttp" -}}
 access_log: []
@@ -90,6 +91,7 @@ static_resources:
                           # A long prompt takes as long as it takes; the daemon keeps the client's deadline.
                           route: {cluster: daemon, timeout: 0s}
     - name: health
+      bypass_overload_manager: true
       address:
         socket_address: {address: {{ .Values.listenAddress | quote }}, port_value: {{ include "ringfill.healthPort" . }}}
       per_connection_buffer_limit_bytes: 32768
@@ -120,6 +122,7 @@ static_resources:
                           route: {cluster: admin, timeout: 5s}
     {{- if .Values.metrics.enabled }}
     - name: metrics
+      bypass_overload_manager: true
       address:
         socket_address: {address: {{ .Values.listenAddress | quote }}, port_value: {{ .Values.metrics.port }}}
       per_connection_buffer_limit_bytes: 1048576
