@@ -35,6 +35,9 @@ class Server(http.server.BaseHTTPRequestHandler):
         first = int(self.headers.get("Range", "bytes=0-")[6:].split("-")[0])
         if self.path == "/whole":
             first = 0
+        if first >= len(CONTENT):
+            self.send_error(416)
+            return
         body = CONTENT[first:]
         self.send_response(206 if first else 200)
         if first:
@@ -131,6 +134,22 @@ class Download(unittest.TestCase):
         self.assertEqual([request["Range"] for request in self.server.requests], ["bytes=1000-", None])
         self.assertEqual(self.model.read_bytes(), CONTENT)
         self.assertFalse(self.part.exists())
+
+    def test_a_part_that_is_whole_is_taken(self):
+        self.part.write_bytes(CONTENT)
+        self.assertEqual(self.fetch().returncode, 0)
+        self.assertEqual(self.model.read_bytes(), CONTENT)
+        self.assertEqual(self.server.requests, [])
+
+    def test_a_part_that_is_too_long_is_dropped(self):
+        self.part.write_bytes(CONTENT + b"more")
+        result = self.fetch()
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.model.read_bytes(), CONTENT)
+
+    def test_brackets_are_part_of_the_name(self):
+        self.fetch("/missing?[1-3]{a,b}")
+        self.assertEqual(len(self.server.requests), 1)
 
     def test_sends_a_header(self):
         for text in ("Authorization: Bearer abc\n", "authorization:Bearer abc",

@@ -69,6 +69,13 @@ class Rendering(unittest.TestCase):
         self.assertIsNotNone(complaints(broken, chart.NEWEST))
         self.assertIsNone(complaints(item, chart.NEWEST))
 
+    def test_a_release_with_a_dot_has_names_without(self):
+        result = chart.helm("template", "a.b", str(chart.CHART), "--values", str(chart.VALUES / "cpu.yaml"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        for item in filter(None, yaml.safe_load_all(result.stdout)):
+            if item["kind"] in ("Service", "StatefulSet"):
+                self.assertRegex(item["metadata"]["name"], "^a-b-ringfill(-[a-z]+)?$")
+
     def test_names_and_selectors(self):
         """No two objects of one name; Service, budget and policies select pods that exist."""
         for (name, version), objects in self.rendered.items():

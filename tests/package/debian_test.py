@@ -229,6 +229,15 @@ class DebianPackage(unittest.TestCase):
         self.assertEqual(status["NoNewPrivs"].strip(), "1")
         self.assertEqual(status["Seccomp"].strip(), "2")
         self.assertEqual(int(status["CapBnd"], 16), 0)
+        self.configure("level: info", "level: debug")
+        self.machine.run("systemctl", "reload", UNIT)
+        deadline = time.monotonic() + 30
+        while '"log.level":"debug"' not in self.journal():
+            self.assertLess(time.monotonic(), deadline, self.journal())
+            time.sleep(0.05)
+        self.configure("level: debug", "level: info")
+        self.assertEqual(self.show("ActiveState"), "active")
+        self.assertEqual(self.show("MainPID"), pid)
         self.check_what_it_can_write(pid)
 
     def check_what_it_can_write(self, pid):

@@ -8,6 +8,11 @@ if matches "$MODEL_FILE"; then
   exit 0
 fi
 part=$MODEL_FILE.part
+if matches "$part"; then
+  mv -f "$part" "$MODEL_FILE"
+  echo "the model was fetched before, and is verified"
+  exit 0
+fi
 
 # A server may redirect https to https alone.
 case $MODEL_URL in
@@ -21,19 +26,21 @@ if [ -n "$MODEL_HEADER" ] && grep -q -v -i -E '^(authorization|cookie):|^[[:spac
   hops=0
 fi
 
-# Goes on where an attempt before this one was cut off.
+# Goes on where an attempt before this one was cut off; prints the code of the answer.
 fetch() {
   curl --fail --silent --show-error --location --max-redirs "$hops" --proto '=http,https' \
     --proto-redir "$redirects" --connect-timeout 30 --speed-limit 1024 --speed-time 120 --retry 5 --retry-delay 5 \
-    --continue-at - ${MODEL_HEADER:+--header "@$MODEL_HEADER"} --output "$part" "$MODEL_URL"
+    --retry-max-time 300 --globoff --continue-at - ${MODEL_HEADER:+--header "@$MODEL_HEADER"} \
+    --write-out '%{response_code}' --output "$part" "$MODEL_URL"
 }
 status=0
-fetch || status=$?
-if [ "$status" -eq 33 ]; then
-  echo "the server sends no part of a file: from the start"
+code=$(fetch) || status=$?
+# A server without parts, or a part that is longer than the file.
+if [ "$status" -eq 33 ] || [ "$code" = 416 ]; then
+  echo "what is here cannot be gone on with: from the start"
   rm -f "$part"
   status=0
-  fetch || status=$?
+  fetch >/dev/null || status=$?
 fi
 [ "$status" -eq 0 ] || exit "$status"
 if ! matches "$part"; then

@@ -87,6 +87,9 @@ limit of its own container, which holds no KV.
 {{- fail (printf "config.kv.memory_bytes: give it, since resources.limits.memory (%s) is in thousandths" $limit) }}
 {{- end }}
 {{- $bytes := mulf (float64 $number) (get $units $unit) | int64 }}
+{{- if or (le $bytes 0) (gt $bytes 1125899906842624) }}
+{{- fail (printf "resources.limits.memory (%s) is no memory of a pod" $limit) }}
+{{- end }}
 {{- mul (div $bytes 4) (int64 .Values.multinode.ranks) }}
 {{- end }}
 

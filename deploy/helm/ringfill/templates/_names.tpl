@@ -6,9 +6,9 @@
 {{- if .Values.fullnameOverride }}
 {{- .Values.fullnameOverride }}
 {{- else if contains (include "ringfill.name" .) .Release.Name }}
-{{- .Release.Name | trunc 50 | trimSuffix "-" }}
+{{- .Release.Name | replace "." "-" | trunc 50 | trimSuffix "-" }}
 {{- else }}
-{{- printf "%s-%s" .Release.Name (include "ringfill.name" .) | trunc 50 | trimSuffix "-" }}
+{{- printf "%s-%s" .Release.Name (include "ringfill.name" .) | replace "." "-" | trunc 50 | trimSuffix "-" }}
 {{- end }}
 {{- end }}
 
