@@ -1,7 +1,9 @@
 #include "server/app/config.h"
 
 #include <cstdlib>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "server/text.h"
@@ -68,6 +70,11 @@ std::string Named(const Config& config, std::string_view name) {
 
 absl::Status CheckStrict(const Config& config) {
   if (config.compute_numerics != "strict") return absl::OkStatus();
+  if (config.ranks_backend == "cuda") {
+    return absl::InvalidArgumentError(Concat(Named(config, "compute.numerics"),
+                                             " is there on the CPU alone, not with ",
+                                             Named(config, "ranks.backend")));
+  }
   const std::pair<std::string_view, std::string_view> fixed[] = {
       {"ring.mode", "auto"}, {"ring.strategy", "auto"}, {"sharding.layout", "snake"}};
   for (const auto& [name, value] : fixed) {
@@ -79,12 +86,15 @@ absl::Status CheckStrict(const Config& config) {
   return absl::OkStatus();
 }
 
-// Of ranks that are processes.
 absl::Status CheckDevices(const Config& config) {
-  const size_t devices = ParseGpus(config.ranks_devices)->size();
-  if (devices == 0) return absl::OkStatus();
+  const std::vector<int> named = *ParseGpus(config.ranks_devices);
+  const size_t devices = named.size();
   std::string wrong;
-  if (config.ranks_backend != "cuda") {
+  if (std::set<int>(named.begin(), named.end()).size() != devices) {
+    wrong = " names a GPU twice: each rank needs its own";
+  } else if (devices == 0 || config.ring_transport != "processes") {
+    return absl::OkStatus();
+  } else if (config.ranks_backend != "cuda") {
     wrong = Concat(" needs ranks.backend cuda with ", Named(config, "ring.transport"));
   } else if (!config.ring_start_workers) {
     wrong = Concat(" is for workers that the daemon starts: with ",
@@ -103,7 +113,7 @@ absl::Status CheckWorkers(const Config& config) {
         Named(config, "ranks.weights"), " has ", weights, weights == 1 ? " value" : " values",
         "; it must have one for each rank: ", Named(config, "ranks.count")));
   }
-  if (config.ring_transport == "processes") RF_RETURN_IF_ERROR(CheckDevices(config));
+  RF_RETURN_IF_ERROR(CheckDevices(config));
   if (config.ring_transport != "processes" || !config.ring_secret_file.empty()) {
     return absl::OkStatus();
   }

@@ -16,7 +16,8 @@ namespace {
 constexpr char kExamples[] =
     R"(Serves a large language model on long prompts over gRPC, by ring attention over ranks.
 Prints one line on stdout when ready: ready grpc=HOST:PORT metrics=HOST:PORT
-Logs JSON lines on stderr. SIGTERM or SIGINT drains and stops; a second one cuts the drain short.
+Logs JSON lines on stderr. SIGTERM or SIGINT drains and stops; a second one cuts the drain short,
+a third ends it at once.
 SIGHUP reads the configuration again: log.level is taken over, the log names what waits for a restart.
 
 Examples:

@@ -16,6 +16,12 @@
 
 namespace ringfill {
 
+namespace {
+
+constexpr int kSignalExit = 128;  // and the signal's number, as shells have it
+
+}  // namespace
+
 void IgnoreWriteSignals() {
   for (const int number : {SIGPIPE, SIGXFSZ}) std::signal(number, SIG_IGN);
 }
@@ -87,6 +93,8 @@ void StopSignals::Watch() {
       NoteFirst(static_cast<int>(info.ssi_signo));
     } else if (!second_.HasBeenNotified()) {
       second_.Notify();
+    } else {
+      _exit(kSignalExit + static_cast<int>(info.ssi_signo));
     }
   }
 }

@@ -35,7 +35,7 @@ class StopSignals {
 
   // Waits for the first signal; returns its number.
   int WaitFirst();
-  // True once a second one has come.
+  // True once a second one has come. A third ends the process at once, whatever it is stuck in.
   bool second() const { return second_.HasBeenNotified(); }
 
  private:

@@ -391,6 +391,10 @@ TEST(SettleConfigTest, GpusOfProcessesAreNamedWhereTheyAreStarted) {
   const std::string processes = "ring.transport=processes", cuda = "ranks.backend=cuda";
   EXPECT_EQ(SettleError({processes, cuda}), "");
   EXPECT_EQ(SettleError({processes, cuda, "ranks.count=2", "ranks.devices=1,3"}), "");
+  EXPECT_EQ(SettleError({"ranks.count=3", "ranks.devices=1,3,1"}),
+            "ranks.devices (1,3,1) names a GPU twice: each rank needs its own");
+  EXPECT_EQ(SettleError({cuda, "compute.numerics=strict"}),
+            "compute.numerics (strict) is there on the CPU alone, not with ranks.backend (cuda)");
   EXPECT_EQ(SettleError({processes, cuda, "ranks.devices=1,3"}),
             "ranks.devices (1,3) must name a GPU for each rank: ranks.count (1)");
   EXPECT_EQ(SettleError({processes, "ranks.devices=1"}),

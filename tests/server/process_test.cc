@@ -325,6 +325,28 @@ nlohmann::json AwaitLogLine(const Subprocess& process, const std::string& messag
   return found;
 }
 
+// Nobody reads its log, and the pipe is full.
+TEST(ServeTest, AThirdSignalEndsADaemonThatIsStuck) {
+  const std::string fifo = testing::TempDir() + "log.fifo";
+  ASSERT_TRUE(mkfifo(fifo.c_str(), 0600) == 0 || errno == EEXIST);
+  Ringfilld daemon({"log.level=debug"}, "exec 2<>" + fifo);
+  const auto asks = [&] {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(3));
+    v1::GetModelResponse answer;
+    return daemon.stub().GetModel(&context, {}, &answer).ok();
+  };
+  int asked = 0;
+  while (asked < 5000 && asks()) ++asked;
+  ASSERT_LT(asked, 5000) << "its log takes more than a pipe holds";
+  // Those that come before the last was taken count as one, hence more than three.
+  for (int i = 0; i < 10; ++i) {
+    daemon.process().Signal(SIGTERM);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  }
+  EXPECT_EQ(daemon.process().Wait(), 128 + SIGTERM);
+}
+
 TEST(StandardFilesTest, ClosedOnesAreFilled) {
   EXPECT_EXIT(
       {
