@@ -300,7 +300,7 @@ TEST(ServeTest, TermUnderLoadLetsRunningRequestsFinish) {
   std::vector<grpc::Status> statuses(kClients);
   std::vector<std::thread> clients;
   for (int i = 0; i < kClients; ++i) {
-    clients.emplace_back([&, i] { statuses[i] = Stream(daemon.grpc_address(), 400); });
+    clients.emplace_back([&, i] { statuses[i] = Stream(daemon.grpc_address(), 2000); });
   }
   v1::GetStatusResponse status;
   ASSERT_TRUE(Eventually([&] {
