@@ -101,7 +101,9 @@ void Leader::Execute(StepPlan plan) {
   const StepControl control{
       .should_stop = [&](int c) { return ShouldStop(*of_chunk[static_cast<size_t>(c)]); },
       .on_layer = [&](int layers_done) { ReportLayer(plan, layers_done); }};
-  if (p_.recorder != nullptr) p_.recorder->AddPlan(plan);
+  // Without a ring nothing runs, and replay has none of this epoch.
+  PlanRecorder* const recorder = ring_formed_ ? p_.recorder : nullptr;
+  if (recorder != nullptr) recorder->AddPlan(plan);
   const StepRows rows = StepRows::Of(plan);
   std::vector<RankStepResult> results = p_.workers.Run(plan, control);
   NoteProgress();
@@ -110,7 +112,7 @@ void Leader::Execute(StepPlan plan) {
   absl::Status failure = CauseOf(results);
   failure.Update(CheckAgreement(results, p_.model.config().vocab));
   if (!failure.ok()) {
-    if (p_.recorder != nullptr) p_.recorder->AddFailed(plan.step);
+    if (recorder != nullptr) recorder->AddFailed(plan.step);
     return RepairAfter(plan, failure);
   }
   failures_in_a_row_ = 0;
@@ -125,7 +127,7 @@ void Leader::Execute(StepPlan plan) {
   p_.scheduler.Commit(plan);
   HandlePrefilled(plan);
   HandleLogits(plan, results);
-  if (p_.recorder != nullptr) p_.recorder->AddResults(rows, std::move(results));
+  if (recorder != nullptr) recorder->AddResults(rows, std::move(results));
 }
 
 void Leader::FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results) {

@@ -7,12 +7,12 @@
 #   --no-build     run what build/gpu holds
 #   --out DIR      where results go (default build/gpu-check)
 #   --model FILE   a GGUF model for the end-to-end rates (default: a random one is written)
-#   --minutes N    stop after about N minutes (default 8); what had no time is said to have been skipped
+#   --minutes N    stop about N minutes (default 8) after the build; what had no time is said to be skipped
 #
 # Builds with RINGFILL_CUDA=ON, runs the tests of kernels, passes and engine that the emulation runs too,
 # then times attention (4K to 128K keys), products, prefill and decode on one GPU and on all. Writes
 # check.json and check.txt, a table of what ran, failed and was skipped, which is also printed. Ends with 0
-# when nothing failed, 1 when something did, 77 when there is no GPU.
+# when something passed and nothing failed, 1 when something failed, 77 when there is no GPU or nothing ran.
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -45,7 +45,21 @@ $build || $run || usage_error "--build-only and --no-build leave nothing to do"
 [[ -z $model || -r $model ]] || usage_error "cannot read $model"
 
 tree=$root/build/gpu
-start=$SECONDS
+
+# It also prints on standard output that there is none.
+count_gpus() {
+  local names
+  if names=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null); then
+    printf '%s' "$names" | grep -c .
+  else
+    echo 0
+  fi
+}
+gpus=$(count_gpus || true)
+if $run && [[ $gpus -eq 0 ]]; then
+  say "there is no GPU"
+  exit 77
+fi
 
 if $build; then
   if [[ ! -f $tree/build.ninja ]]; then
@@ -58,12 +72,7 @@ if $build; then
   ninja -C "$tree" "${programs[@]}" gpu_bench engine_bench ringfill-make-model >&2
 fi
 $run || exit 0
-
-gpus=$(nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | wc -l || true)
-if [[ $gpus -eq 0 ]]; then
-  say "there is no GPU"
-  exit 77
-fi
+start=$SECONDS  # what was built has its time besides
 
 mkdir -p "$out"
 rm -f "$out"/*.jsonl "$out"/check.json "$out"/check.txt
@@ -150,5 +159,8 @@ text += [f"{e['run']:24} {e['ranks']:5} {e['tokens']:8} {e['prefill_ms']:11.1f} 
          f"{e['decode_per_s']:13.1f}" for e in engine]
 (out / "check.txt").write_text("\n".join(text) + "\n")
 print("\n".join(text))
-sys.exit(1 if any(s["outcome"] == "failed" for s in stages) else 0)
+count = {outcome: sum(s["outcome"] == outcome for s in stages)
+         for outcome in ("passed", "failed", "out of time", "skipped")}
+print("\n" + ", ".join(f"{n} {outcome}" for outcome, n in count.items()))
+sys.exit(1 if count["failed"] else 0 if count["passed"] else 77)
 PYTHON

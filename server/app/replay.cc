@@ -154,8 +154,11 @@ void PrintReport(const PlanLogHeader& header, const ReplayReport& report) {
     if (report.different_steps > 1) {
       std::cout << Concat(report.different_steps, " steps differ\n");
     }
+  } else if (report.steps == 0) {
+    std::cout << "no step has results to compare\n";
   } else {
-    std::cout << (report.steps > 0 ? "all results agree\n" : "no step has results to compare\n");
+    std::cout << (report.broken.ok() ? "all results agree\n"
+                                     : "all results agree up to where the log cannot be used\n");
   }
   if (!report.end.empty()) std::cout << Concat("the log ends: ", report.end, "\n");
 }

@@ -166,6 +166,62 @@ TEST_F(ReplayTest, FollowsARingThatLosesARankAndStepsThatFail) {
   EXPECT_EQ(report.rings, 3);
 }
 
+// Ranks whose ring cannot form anew at the first try, and run nothing until it has.
+class LateRing : public Workers {
+ public:
+  explicit LateRing(std::unique_ptr<Workers> real) : real_(std::move(real)) {}
+  int ranks() const override { return real_->ranks(); }
+  std::vector<RankStepResult> Run(const StepPlan& plan, const StepControl& control) override {
+    if (formed_) return real_->Run(plan, control);
+    std::vector<RankStepResult> results(static_cast<size_t>(real_->ranks()));
+    for (RankStepResult& result : results) result.status = absl::UnavailableError("no ring");
+    return results;
+  }
+  absl::StatusOr<std::vector<int>> Reform(uint64_t epoch,
+                                          const std::function<bool()>& while_waiting) override {
+    formed_ = tries_++ > 0;
+    if (!formed_) return absl::UnavailableError("no rank is there");
+    return real_->Reform(epoch, while_waiting);
+  }
+  bool WantsReform() override { return formed_ && real_->WantsReform(); }
+  absl::StatusOr<Figures> Measure(const ModelShape& shape) override {
+    return real_->Measure(shape);
+  }
+  void Trace(bool on) override { real_->Trace(on); }
+
+ private:
+  const std::unique_ptr<Workers> real_;
+  bool formed_ = true;
+  int tries_ = 0;
+};
+
+TEST_F(ReplayTest, StepsWithoutARingAreNotInTheLog) {
+  EngineOptions options = Recording(2);
+  options.fault = [](int, uint64_t step) {
+    return step == 2 ? absl::InternalError("injected") : absl::OkStatus();
+  };
+  const WorkersFactory threads =
+      EngineRunner::ThreadsWith(LoadModelOrDie(model_path_), options, [](ThreadWorkersOptions&) {});
+  options.workers = [&](const WorkersSpec& spec,
+                        const EngineInfo& info) -> absl::StatusOr<std::unique_ptr<Workers>> {
+    RF_ASSIGN_OR_RETURN(std::unique_ptr<Workers> real, threads(spec, info));
+    return std::make_unique<LateRing>(std::move(real));
+  };
+  {
+    EngineRunner runner(model_path_, options);
+    bool served = false;
+    for (int i = 0; i < 4; ++i) {
+      auto client = Client::Start(runner.engine(), Greedy(RandomPrompt(200, tiny_.vocab, 3), 5));
+      ASSERT_TRUE(client.ok()) << client.status();
+      served = (*client)->Finish().status.ok();
+    }
+    EXPECT_TRUE(served);
+  }
+  const ReplayReport report = ReplayLog();
+  EXPECT_TRUE(report.agrees()) << report.broken;
+  EXPECT_EQ(report.rings, 2);
+}
+
 // A new rank's pages are empty, as are all pages at the start.
 TEST_F(ReplayTest, FollowsNewcomers) {
   RecordMixed(Recording(2));
