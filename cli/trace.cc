@@ -84,7 +84,8 @@ absl::Status Receive(const TraceOptions& options, Client& client, Session sessio
   if (!done) return absl::InternalError("the daemon ended the stream without a result");
   if (summary.spans() > 0) return absl::OkStatus();
   return absl::NotFoundError(
-      "no step ended in that time, so there is no trace; try again while a request runs");
+      "no step ended in that time, so there is no trace: start a request meanwhile, or, when one "
+      "runs, wait for the end of its long step");
 }
 
 void PrintSummary(const TraceOptions& options, const v1::TraceSummary& summary, size_t bytes,
