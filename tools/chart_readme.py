@@ -23,15 +23,30 @@ comments of values.yaml; values.schema.json refuses what does not fit.
 """
 
 
+def flat(lines, indent):
+    """The map that `lines` begin with, below a key that is so far in, on one line; None if it has blocks in it."""
+    found = []
+    for line in lines:
+        if not line.strip():
+            continue
+        if len(line) - len(line.lstrip()) <= indent:
+            break
+        if re.match(r" *[A-Za-z0-9_]+: +\S", line) is None:
+            return None
+        found.append(line.strip())
+    return ", ".join(found) or None
+
+
 def values(text):
-    """(path, default, comment) of every documented key, in order.
+    """(path, default, comment) of every documented key, in order; the default is None where it takes blocks.
 
     Raises ValueError for a key with a scalar or flow value that neither it nor a parent documents.
     """
     found = []
     stack = []  # (indent, key, documented) of the open maps
     comment = None
-    for number, line in enumerate(text.splitlines(), 1):
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
         stripped = line.strip()
         if stripped.startswith("#"):
             body = stripped[1:].strip()
@@ -50,7 +65,7 @@ def values(text):
         covered = any(documented for _, _, documented in stack)
         path = ".".join([name for _, name, _ in stack] + [key])
         if comment is not None:
-            found.append((path, default, comment))
+            found.append((path, default or flat(lines[number:], indent), comment))
         elif default is not None and not covered:
             raise ValueError(f"values.yaml:{number}: {path} has no comment (# -- ...)")
         stack.append((indent, key, comment is not None))

@@ -17,9 +17,10 @@ class Readme(unittest.TestCase):
         self.assertEqual(found, wanted, "run tools/chart_readme.py")
 
     def test_reads_values(self):
-        text = "# -- One\n# more.\na: 1\nb:\n  # -- Two.\n  c: []\n# -- Three.\nd:\n  e: x\n"
+        text = "# -- One\n# more.\na: 1\nb:\n  # -- Two.\n  c: []\n# -- Three.\nd:\n  e: x\n  f: {g: 1}\n# -- Four.\nh:\n  i:\n    j: 1\n"
         self.assertEqual(chart_readme.values(text),
-                         [("a", "1", "One more."), ("b.c", "[]", "Two."), ("d", None, "Three.")])
+                         [("a", "1", "One more."), ("b.c", "[]", "Two."), ("d", "e: x, f: {g: 1}", "Three."),
+                          ("h", None, "Four.")])
 
     def test_a_value_without_comment_is_refused(self):
         with self.assertRaisesRegex(ValueError, "values.yaml:2: a.b has no comment"):

@@ -15,6 +15,13 @@ REFUSED = (
     ("replicaCount: 2", "replicaCount"),
     ("image: {repository: \"\"}", "image.repository: name the image that you pushed"),
     ("image: {repository: \"a b\"}", "/image/repository"),
+    ("image: {repository: \"a/b:0.1.0\"}", "/image/repository"),
+    ("image: {repository: \"b:5000\"}", "/image/repository"),
+    ("image: {repository: \"host:5000/a/b:0.1.0\"}", "/image/repository"),
+    ("image: {repository: \"host:5000/a:1/b\"}", "/image/repository"),
+    ("image: {repository: \"host:port/a\"}", "/image/repository"),
+    ("image: {repository: a/b/}", "/image/repository"),
+    ("envoy: {image: {repository: \"a/b:v1\"}}", "/envoy/image/repository"),
     ("image: {tag: latest}", "/image/tag"),
     ("image: {digest: sha256:123}", "/image/digest"),
     ("image: {pullPolicy: Sometimes}", "/image/pullPolicy"),
@@ -103,6 +110,14 @@ class Values(unittest.TestCase):
                                     "--kube-version", chart.NEWEST, stdin=text)
                 self.assertNotEqual(result.returncode, 0, "accepted")
                 self.assertIn(wanted, result.stderr)
+
+    def test_repositories_may_have_a_port(self):
+        for repository in ("ringfilld", "host:5000/ringfilld", "host.example.com:5000/a/b-c/d_e", "10.0.0.1/a/b"):
+            with self.subTest(repository=repository):
+                result = chart.helm("template", "r", str(chart.CHART), "--set", "model.pvc.claimName=m", "--set",
+                                    f"image.repository={repository}", "--set", "image.tag=t")
+                self.assertEqual(result.returncode, 0, result.stderr)
+                self.assertIn(f"image: \"{repository}:t\"\n", result.stdout)
 
     def test_image_volumes_need_a_cluster_that_has_them(self):
         result = chart.template("image_volume", "1.30")

@@ -31,7 +31,11 @@ FILES = {
         "usr/share/doc/ringfill/README.md",
         "usr/share/doc/ringfill/examples/default.yaml",
         "usr/share/doc/ringfill/examples/nvidia.conf",
+        "usr/share/doc/ringfill/examples/proto/ringfill/v1/ringfill.proto",
+        "usr/share/doc/ringfill/docs/CHART.md",
         *(f"usr/share/doc/ringfill/docs/{path.name}" for path in (SOURCE_DIR / "docs").glob("*.md")),
+        *(f"usr/share/doc/ringfill/examples/{kind}/{path.name}" for kind in ("alerts", "dashboards")
+          for path in (SOURCE_DIR / "deploy/helm/ringfill/files" / kind).iterdir()),
     },
 }
 
@@ -96,6 +100,15 @@ class Install(unittest.TestCase):
         for path in (command[0], command[2]):
             self.assertTrue((self.stage / path.lstrip("/")).is_file(), path)
         self.assertNotRegex(unit, r"@\w+@")
+
+    def test_links_of_the_documents_lead_to_what_is_installed(self):
+        count = 0
+        for page in self.stage.glob("usr/share/doc/ringfill/**/*.md"):
+            for target in re.findall(r"\]\(([^)\s#]+)[^)\s]*\)", page.read_text(encoding="utf-8")):
+                if not re.match(r"[a-z]+:", target):
+                    self.assertTrue((page.parent / target).exists(), f"{page}: {target}")
+                    count += 1
+        self.assertGreater(count, 60)
 
     def test_programs_run_and_find_their_libraries(self):
         for program in ("ringfilld", "ringfill"):
