@@ -103,6 +103,8 @@ class Leader {
   void HandleLogits(const StepPlan& plan, const std::vector<RankStepResult>& results);
   void HandleToken(SequenceId id, std::span<const float> logits);
   void RepairAfter(const StepPlan& plan, const absl::Status& why);
+  // Requests whose steps have failed too often.
+  void EndCostly(const StepPlan& plan, const absl::Status& why);
   // Forms the ring of a new epoch and moves every sequence over.
   absl::Status FormRing();
   // Requests that end, and new ones, while the ring forms; false when the daemon stops.

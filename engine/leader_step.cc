@@ -14,6 +14,9 @@ namespace {
 // Steps that may fail one after the other before the requests in them end: a rank that is lost
 // costs one, a second lost meanwhile another; what fails more often fails by itself.
 constexpr int kMaxFailuresInARow = 4;
+// Steps with a prompt that may fail in all, with others that succeed in between: one for which a
+// rank has no memory would cost a rank again and again.
+constexpr int kMaxFailedSteps = 16;
 
 // How long newcomers wait for a moment in which nothing runs.
 constexpr Duration kNewcomerPatience = std::chrono::seconds(30);
@@ -373,7 +376,7 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
   }
   // What a rank has no memory for fails again; smaller steps go on, so that no rank leaves.
   const bool too_large = absl::IsResourceExhausted(why);
-  if (!too_large && failures_in_a_row_ < kMaxFailuresInARow) return;
+  if (!too_large && failures_in_a_row_ < kMaxFailuresInARow) return EndCostly(plan, why);
   failures_in_a_row_ = 0;
   const absl::Status failed =
       too_large ? absl::ResourceExhaustedError(absl::StrCat("a rank has no memory for the step: ",
@@ -387,6 +390,16 @@ void Leader::RepairAfter(const StepPlan& plan, const absl::Status& why) {
   // Decodes take little, and go on without the chunks.
   if (too_large && !plan.chunks.empty()) return;
   for (const DecodeToken& decode : plan.decodes) end(decode.sequence);
+}
+
+void Leader::EndCostly(const StepPlan& plan, const absl::Status& why) {
+  for (const PrefillChunk& chunk : plan.chunks) {
+    const auto it = active_.find(chunk.sequence);
+    if (it == active_.end() || it->second->NoteFailedStep() < kMaxFailedSteps) continue;
+    Fail(chunk.sequence,
+         Retryable(absl::StrCat(
+             kMaxFailedSteps, " steps with this prompt failed, the last with: ", why.ToString())));
+  }
 }
 
 absl::Status Leader::FormRing() {

@@ -44,6 +44,8 @@ class Generation {
   // cost of a token's products, from the model's geometry.
   void NoteProgress(double processed, double attention_share, Instant now);
   void NotePrefilled(Instant now);
+  // A step with a part of the prompt failed; returns how many have.
+  int NoteFailedStep() { return ++failed_steps_; }
   bool prefilled() const { return prefilled_.has_value(); }
   std::optional<Instant> started() const { return started_; }
   // Seconds of the phases that are over; 0 for others.
@@ -88,6 +90,7 @@ class Generation {
   std::string tail_;
   std::string matched_stop_;
   double most_processed_ = 0;
+  int failed_steps_ = 0;
   std::optional<Instant> started_, prefilled_, first_token_, last_token_, last_progress_;
   std::vector<RankShare> shares_;
   std::vector<float> prompt_logprobs_;

@@ -47,7 +47,8 @@ struct SpawnSetup {
 
 std::string ChildExit::Describe() const {
   if (!by_signal) return absl::StrCat("exited with code ", number);
-  return absl::StrCat("was killed by signal ", number, " (", strsignal(number), ")");
+  return absl::StrCat("was killed by signal ", number, " (", strsignal(number),
+                      number == SIGKILL ? "; the system's log says if memory ran out)" : ")");
 }
 
 absl::StatusOr<std::unique_ptr<ChildProcess>> ChildProcess::Start(

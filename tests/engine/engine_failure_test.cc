@@ -53,6 +53,25 @@ TEST_P(EngineFailureTest, WhatFailsAgainAndAgainEndsAndSaysWhenToTryAgain) {
   ExpectMatchesReference(runner.engine().model(), prompt, runner.Run(Greedy(prompt, 4)), 1e-3);
 }
 
+TEST_P(EngineFailureTest, APromptWhoseStepsFailNowAndThenEndsSometime) {
+  const int ranks = GetParam();
+  TinyModelOptions tiny;
+  EngineOptions options = SmallOptions(ranks);
+  options.chunk_tokens = 64;
+  options.fault = [](int rank, uint64_t step) {
+    return rank == 0 && step % 2 == 0 ? absl::InternalError("injected") : absl::OkStatus();
+  };
+  EngineRunner runner(WriteTinyModel(tiny), options);
+  const Outcome ends = runner.Run(Greedy(RandomPrompt(900, tiny.vocab, 8), 2));  // 15 chunks
+  EXPECT_TRUE(ends.status.ok()) << ends.status;
+  const Outcome failed = runner.Run(Greedy(RandomPrompt(2000, tiny.vocab, 8), 2));
+  EXPECT_EQ(failed.status.code(), absl::StatusCode::kUnavailable) << failed.status;
+  EXPECT_THAT(std::string(failed.status.message()),
+              testing::HasSubstr("16 steps with this prompt failed, the last with: INTERNAL"));
+  EXPECT_TRUE(RetryAfter(failed.status).has_value());
+  EXPECT_EQ(runner.PagesUsedWhenIdle(), 0);
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, EngineFailureTest, testing::Values(1, 2, 4));
 
 // (ranks, step in which one is lost)
