@@ -135,6 +135,13 @@ class Beside(unittest.TestCase):
         cmake = (chart.SOURCE_DIR / "CMakeLists.txt").read_text(encoding="utf-8")
         wanted = set(re.findall(r"add_subdirectory\((\w+)\)", cmake)) - {"tests"}
         self.assertLessEqual(wanted | {"cmake", "docs", "README.md", "deploy/docker"}, named)
+        packaging = (chart.SOURCE_DIR / "packaging/CMakeLists.txt").read_text(encoding="utf-8")
+        packaging = packaging.replace("${chart}", "${PROJECT_SOURCE_DIR}/deploy/helm/ringfill")
+        installed = re.findall(r"\$\{PROJECT_SOURCE_DIR\}/([\w./-]*\w)", packaging)
+        self.assertGreater(len(installed), 3)
+        for path in installed:
+            if path != "deploy/helm/ringfill":  # only the name of what follows
+                self.assertTrue(any(f"{path}/".startswith(f"{name}/") for name in named), f"{path} is in no layer")
 
     def test_nvidias_packages_are_fixed_and_new_enough(self):
         versions = {}
