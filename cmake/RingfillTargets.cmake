@@ -80,3 +80,24 @@ function(ringfill_test name)
     set_tests_properties(${name} PROPERTIES ENVIRONMENT "GTEST_FILTER=${filter}")
   endif()
 endfunction()
+
+# ringfill_python_test(NAME LABEL label TIMEOUT seconds [SERIAL] [WITH wrapper.py] [ARGUMENTS a ...]
+# [ENVIRONMENT NAME=value ...] [CONFIGURATIONS c ...]): runs the folder's NAME.py, by the wrapper where one
+# is given, as the test FOLDER_NAME. Exit code 77 is a visible skip. SERIAL: beside no other test.
+function(ringfill_python_test name)
+  find_package(Python3 REQUIRED COMPONENTS Interpreter)
+  cmake_parse_arguments(ARG "SERIAL" "LABEL;TIMEOUT;WITH" "ARGUMENTS;ENVIRONMENT;CONFIGURATIONS" ${ARGN})
+  get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+  set(scripts ${ARG_WITH} ${name}.py)
+  list(TRANSFORM scripts PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+  set(configurations "")
+  if(ARG_CONFIGURATIONS)
+    set(configurations CONFIGURATIONS ${ARG_CONFIGURATIONS})
+  endif()
+  add_test(NAME ${folder}_${name} ${configurations}
+    COMMAND Python3::Interpreter ${scripts} ${ARG_ARGUMENTS})
+  set(environment RINGFILL_BIN_DIR=${CMAKE_BINARY_DIR}/bin PYTHONDONTWRITEBYTECODE=1 ${ARG_ENVIRONMENT})
+  set_tests_properties(${folder}_${name} PROPERTIES
+    ENVIRONMENT "${environment}" LABELS ${ARG_LABEL} TIMEOUT ${ARG_TIMEOUT}
+    RUN_SERIAL ${ARG_SERIAL} SKIP_RETURN_CODE 77)
+endfunction()
