@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/output_file.h"
+#include "nlohmann/json.hpp"
 
 namespace ringfill {
 namespace {
@@ -67,18 +68,8 @@ const char* PhaseName(RequestPhase phase) {
 }
 
 // As a JSON string.
-std::string Quoted(std::string_view text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (c >= ' ' && c <= '~') {
-      out += c;
-    } else {
-      absl::StrAppendFormat(&out, "\\u%04x", static_cast<unsigned char>(c));
-    }
-  }
-  return out + '"';
+std::string Quoted(const std::string& text) {
+  return nlohmann::json(text).dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
 }
 
 // A device, an empty file, or one that begins as traces do: what else is there, such as the model,

@@ -150,12 +150,14 @@ TEST(TraceJsonTest, RequestsHaveRowsOfTheirOwn) {
   queue.traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
   trace.Append(queue, text);
   trace.Append(Phase("other", RequestPhase::kPrefill, 10, 30), text);
+  trace.Append(Phase("caf\u00e9 \xff", RequestPhase::kQueue, 30, 40), text);  // the last no UTF-8
   trace.Append(0, Busy(1)[0][0], text);
   trace.End(text);
   const json events = json::parse(text);
   const std::vector<json> begins = OfPhase(events, "b"), ends = OfPhase(events, "e");
-  ASSERT_EQ(begins.size(), 2u);
-  ASSERT_EQ(ends.size(), 2u);
+  ASSERT_EQ(begins.size(), 3u);
+  ASSERT_EQ(ends.size(), 3u);
+  EXPECT_EQ(begins[2]["id"], "caf\u00e9 \ufffd");
   EXPECT_EQ(begins[0]["name"], "queue");
   EXPECT_EQ(begins[0]["id"], queue.request_id);
   EXPECT_EQ(begins[0]["ts"], -5.0);
