@@ -212,9 +212,8 @@ std::vector<ConfigKey> TraceKeys() {
   return {
       Text("trace.path", ConfigKind::kText, "", &Config::trace_path,
            "File for what every rank does, as JSON that ui.perfetto.dev shows, from the start of "
-           "the daemon on; \"\" is off. It replaces an older trace and no other file. ringfill "
-           "trace "
-           "asks a running daemon for a few seconds."),
+           "the daemon on; \"\" is off. It replaces an older trace and no other file. A running "
+           "daemon is asked for a few seconds by ringfill trace."),
       Integer("trace.max_spans", "1000000", &Config::trace_max_spans, 1, 1e9,
               "Operations after which the file is complete; each takes about 150 bytes."),
   };

@@ -51,7 +51,6 @@ StopSignals::~StopSignals() {
 void StopSignals::Started() {
   MutexLock lock(&mutex_);
   early_exit_code_.reset();
-  started_ = true;
 }
 
 void StopSignals::NoteFirst(int number) {
@@ -67,7 +66,7 @@ void StopSignals::NoteFirst(int number) {
 void StopSignals::NoteHangup() {
   {
     MutexLock lock(&mutex_);
-    if (!started_ || first_.HasBeenNotified()) return;
+    if (early_exit_code_.has_value() || first_.HasBeenNotified()) return;
   }
   on_hangup_();
 }

@@ -45,7 +45,6 @@ class StopSignals {
 
   const std::function<void()> on_hangup_;
   Mutex mutex_;
-  bool started_ ABSL_GUARDED_BY(mutex_) = false;
   std::optional<int> early_exit_code_ ABSL_GUARDED_BY(mutex_);
   int signal_fd_ = -1;
   int stop_fd_ = -1;
