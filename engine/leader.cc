@@ -129,8 +129,8 @@ void Leader::TakeInbox() {
     spec.document_starts = request.document_starts;
     spec.max_new_tokens = arrival.generation->max_tokens();
     spec.score = request.kind == RequestKind::kScore || request.prompt_logprobs;
-    OpenPhase(arrival.id, *arrival.generation, RequestPhase::kQueue,
-              arrival.generation->submitted());
+    EnterPhase(arrival.id, *arrival.generation, RequestPhase::kQueue,
+               arrival.generation->submitted());
     active_.emplace(arrival.id, std::move(arrival.generation));
     // The ring may have shrunk since the request was let in.
     const auto tokens = static_cast<int64_t>(spec.prompt.size());
@@ -143,9 +143,9 @@ void Leader::TakeInbox() {
 }
 
 void Leader::EndUnqueued(SequenceId id, const absl::Status& status) {
+  LeavePhase(id, *active_.at(id), p_.clock.Now());
   active_.at(id)->Fail(status);
   active_.erase(id);
-  ForgetPhase(id);
   p_.inbox.NoteEnded(true);
 }
 
@@ -180,8 +180,7 @@ void Leader::AdmitQueued() {
   for (SequenceId id : admitted) {
     Generation& generation = *active_.at(id);
     if (generation.NoteStarted(now)) {
-      KeepPhase(generation, RequestPhase::kQueue, generation.submitted(), now);
-      OpenPhase(id, generation, RequestPhase::kPrefill, now);
+      EnterPhase(id, generation, RequestPhase::kPrefill, now);
       p_.metrics.AddAdmitted(generation.queue_s(), generation.request().prompt.size());
     }
   }
@@ -231,13 +230,10 @@ void Leader::EndAll(const absl::Status& status) {
 }
 
 void Leader::Forget(SequenceId id) {
-  const Generation& generation = *active_.at(id);
-  KeepPhase(generation, RequestPhase::kDecode, generation.first_token_at(),
-            generation.last_token_at());
+  LeavePhase(id, *active_.at(id), p_.clock.Now());
   const int64_t queued_before = p_.scheduler.queued();
   p_.scheduler.Remove(id);
   active_.erase(id);
-  ForgetPhase(id);
   Publish();
   p_.inbox.NoteEnded(p_.scheduler.queued() != queued_before);
 }

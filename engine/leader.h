@@ -86,11 +86,10 @@ class Leader {
   void Execute(StepPlan plan);
   void ReportLayer(const StepPlan& plan, int layers_done);
   void FailNonFinite(const StepPlan& plan, const std::vector<RankStepResult>& results);
-  // Of the timeline: the phase in which a request now is, and one that has ended.
-  void ForgetPhase(SequenceId id);
-  void OpenPhase(SequenceId id, const Generation& generation, RequestPhase phase, Instant begin);
-  void KeepPhase(const Generation& generation, RequestPhase phase, std::optional<Instant> begin,
-                 std::optional<Instant> end);
+  // Of the timeline: the request's phase from `at` on, in which the one before has ended.
+  void EnterPhase(SequenceId id, const Generation& generation, RequestPhase phase, Instant at);
+  // The last phase has ended.
+  void LeavePhase(SequenceId id, const Generation& generation, Instant at);
   void NoteNonFinite(NonFiniteStage stage, const nlohmann::json& fields);
   void KeepSpans(const std::vector<RankStepResult>& results);
   void NotePrediction(const StepPlan& plan, double seconds);

@@ -181,38 +181,35 @@ void Leader::KeepSpans(const std::vector<RankStepResult>& results) {
   }
 }
 
-void Leader::OpenPhase(SequenceId id, const Generation& generation, RequestPhase phase,
-                       Instant begin) {
+void Leader::EnterPhase(SequenceId id, const Generation& generation, RequestPhase phase,
+                        Instant at) {
+  LeavePhase(id, generation, at);
   const Request& request = generation.request();
-  const auto prompt = static_cast<int64_t>(request.prompt.size());
   MutexLock lock(&mutex_);
-  open_phases_[id] = {.request_id = request.id,
-                      .traceparent = request.traceparent,
-                      .phase = phase,
-                      .tokens = phase == RequestPhase::kDecode ? 0 : prompt,
-                      .begin = begin,
-                      .end = begin,
-                      .open = true};
-}
-
-void Leader::ForgetPhase(SequenceId id) {
-  MutexLock lock(&mutex_);
-  open_phases_.erase(id);
+  open_phases_[id] = {
+      .request_id = request.id,
+      .traceparent = request.traceparent,
+      .phase = phase,
+      .tokens = phase == RequestPhase::kDecode ? 0 : static_cast<int64_t>(request.prompt.size()),
+      .begin = at,
+      .end = at,
+      .open = true};
 }
 
 // Of requests that nobody takes in time, the first stay.
-void Leader::KeepPhase(const Generation& generation, RequestPhase phase,
-                       std::optional<Instant> begin, std::optional<Instant> end) {
-  if (!trace_wanted_.load() || !begin.has_value() || !end.has_value()) return;
-  const auto prompt = static_cast<int64_t>(generation.request().prompt.size());
+void Leader::LeavePhase(SequenceId id, const Generation& generation, Instant at) {
   MutexLock lock(&mutex_);
+  auto phase = open_phases_.extract(id);
+  if (phase.empty() || !trace_wanted_.load()) return;
   if (request_spans_.size() >= kMaxRequestSpans) {
     ++status_.trace_dropped;
     return;
   }
-  request_spans_.push_back({generation.request().id, generation.request().traceparent, phase,
-                            phase == RequestPhase::kDecode ? generation.generated() : prompt,
-                            *begin, *end});
+  RequestSpan& span = phase.mapped();
+  if (span.phase == RequestPhase::kDecode) span.tokens = generation.generated();
+  span.end = at;
+  span.open = false;
+  request_spans_.push_back(std::move(span));
 }
 
 void Leader::NotePrediction(const StepPlan& plan, double seconds) {
@@ -310,8 +307,9 @@ void Leader::HandlePrefilled(const StepPlan& plan) {
     if (p_.scheduler.PromptMissing(chunk.sequence) != 0) continue;
     Generation& generation = *it->second;
     generation.NotePrefilled(now);
-    KeepPhase(generation, RequestPhase::kPrefill, generation.started(), now);
-    OpenPhase(chunk.sequence, generation, RequestPhase::kDecode, now);
+    if (generation.max_tokens() > 0) {
+      EnterPhase(chunk.sequence, generation, RequestPhase::kDecode, now);
+    }
     p_.metrics.prefill_time_s.Observe(generation.prefill_s());
     if (generation.max_tokens() == 0 && generation.failure().ok()) Finish(chunk.sequence);
   }
